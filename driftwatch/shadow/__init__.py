@@ -1,0 +1,1 @@
+"""The shadow: replays drafts on served tokens. The only room that needs torch."""

@@ -1,0 +1,89 @@
+"""What a draft is to the shadow: something that says, for served tokens, which of them it would have proposed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from driftwatch.acceptance import Weights
+from driftwatch.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One request as the target saw it: prompt and output token ids."""
+
+    prompt: Sequence[int]
+    output: Sequence[int]
+
+    @property
+    def judged(self) -> int:
+        """Output tokens that a draft can be judged on: all but the first, which comes from prefill."""
+        return len(self.output) - 1
+
+    @property
+    def length(self) -> int:
+        """Tokens that a replay feeds: all but the last, which is only predicted."""
+        return len(self.prompt) + len(self.output) - 1
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Identity of a draft: what it is, and a hash of its weights."""
+
+    kind: str
+    sha256: str
+    parameters: int
+    vocabulary: int
+    path: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Draft(Protocol):
+    """A loaded draft."""
+
+    @property
+    def fingerprint(self) -> Fingerprint: ...
+
+    def skip_reason(self, tokens: Tokens) -> str | None:
+        """Why these tokens cannot be replayed, if they cannot."""
+
+    def replay(self, batch: Sequence[Tokens]) -> list[Weights]:
+        """Weights of each request under the argmax rule. Raises torch's out-of-memory error as it comes."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a checkpoint. Raises ModelError if it is not there or not JSON."""
+    if not folder.is_dir():
+        raise ModelError(f"draft {folder}: no such folder; give a folder with config.json and safetensors")
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except OSError as error:
+        raise ModelError(
+            f"draft {folder}: {path.name}: {error.strerror or error}; is it a checkpoint folder?"
+        ) from None
+    except ValueError as error:
+        raise ModelError(f"draft {folder}: config.json is not JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"draft {folder}: config.json must hold an object")
+    return config
+
+
+def hash_weights(folder: Path) -> str:
+    """SHA-256 over the weight files and the config, in order of name. Raises ModelError if there are no weights."""
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
+    if not files:
+        raise ModelError(f"draft {folder}: no .safetensors or .bin weights in it")
+    digest = hashlib.sha256()
+    for path in [folder / "config.json", *files]:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,65 @@
+"""Replaying many samples: batches under a token budget, smaller ones when memory runs out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from driftwatch.acceptance import Weights
+from driftwatch.shadow.device import is_out_of_memory
+from driftwatch.shadow.draft import Draft, Tokens
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one sample: its weights, or the reason there are none."""
+
+    index: int
+    weights: Weights | None
+    skipped: str | None = None
+
+
+def replay(draft: Draft, samples: Sequence[Tokens], *, batch_tokens: int) -> Iterator[Result]:
+    """Replay samples in any order that suits the hardware; exactly one result for each, carrying its index."""
+    fitting = []
+    for index, tokens in enumerate(samples):
+        if reason := draft.skip_reason(tokens):
+            yield Result(index, None, reason)
+        else:
+            fitting.append(index)
+    for batch in batches(fitting, [tokens.length for tokens in samples], batch_tokens):
+        yield from _judge(draft, samples, batch)
+
+
+def batches(indices: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Group samples of like length: a batch's padded size stays within the budget, a longer sample goes alone."""
+    batch: list[int] = []
+    for index in sorted(indices, key=lambda i: lengths[i]):
+        if batch and lengths[index] * (len(batch) + 1) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def _judge(draft: Draft, samples: Sequence[Tokens], batch: list[int]) -> Iterator[Result]:
+    try:
+        weights = draft.replay([samples[index] for index in batch])
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        weights = None
+    if weights is not None:
+        yield from (Result(index, one) for index, one in zip(batch, weights, strict=True))
+    elif len(batch) == 1:
+        log.warning("out of memory on a sample of %d tokens: skipped", samples[batch[0]].length)
+        yield Result(batch[0], None, "out_of_memory")
+    else:
+        half = len(batch) // 2
+        log.warning("out of memory on a batch of %d samples: halved", len(batch))
+        yield from _judge(draft, samples, batch[:half])
+        yield from _judge(draft, samples, batch[half:])

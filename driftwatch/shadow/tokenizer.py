@@ -1,0 +1,41 @@
+"""Token ids for samples that came as text, made with the target's tokenizer and chat template.
+
+Text cannot be turned back into the served tokens with certainty, so what is judged on it is marked ``retokenised``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer
+
+from driftwatch.errors import ModelError
+from driftwatch.shadow.device import explain
+from driftwatch.shadow.draft import Tokens
+
+
+class Retokeniser:
+    """The target's tokenizer. Raises ModelError if the folder holds none."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise ModelError(f"tokenizer {folder}: no such folder; give the target's folder")
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise explain(error, f"tokenizer {folder}") from None
+
+    def tokens(self, text: dict[str, Any]) -> Tokens | None:
+        """Prompt and output ids of ``messages`` or ``prompt`` with ``output``; None where the template refuses."""
+        output = self._tokenizer(text["output"], add_special_tokens=False)["input_ids"]
+        if "messages" in text:
+            try:
+                encoded = self._tokenizer.apply_chat_template(
+                    text["messages"], add_generation_prompt=True, tokenize=True, return_dict=True
+                )
+            except (TemplateError, TypeError, ValueError, KeyError):
+                return None
+            return Tokens(encoded["input_ids"], output)
+        return Tokens(self._tokenizer(text["prompt"])["input_ids"], output)

@@ -1,0 +1,111 @@
+"""Connections: short read and write transactions on SQLite or PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from driftwatch.errors import StoreError
+from driftwatch.store.schema import Base
+
+BUSY_SECONDS = 10
+"""How long a SQLite writer waits for another before it gives up."""
+
+
+class Store:
+    """One database. ``read`` and ``write`` give a transaction each; a write on SQLite takes the write lock at once."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self.url = make_url(url)
+            self.engine = _engine(self.url)
+        except (ArgumentError, NoSuchModuleError) as error:
+            raise StoreError(f"store.url {url!r}: {error}; write sqlite:///FILE or postgresql+psycopg://...") from None
+        except ModuleNotFoundError as error:
+            raise StoreError(
+                f"store.url needs the module {error.name}: pip install 'driftwatch-sidecar[postgres]'"
+            ) from None
+        self._writer = self.engine.execution_options(immediate=True)
+
+    @property
+    def name(self) -> str:
+        """The URL without its password, for messages."""
+        return self.url.render_as_string(hide_password=True)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        with self._session(self.engine) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """Commits at the end, rolls back on any error. Raises StoreError if the database cannot take it."""
+        with self._session(self._writer) as session:
+            yield session
+            session.commit()
+
+    @contextmanager
+    def _session(self, engine: sa.Engine) -> Iterator[Session]:
+        try:
+            with Session(engine, expire_on_commit=False) as session:
+                yield session
+        except SQLAlchemyError as error:
+            raise StoreError(f"store {self.name}: {_reason(error)}") from error
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def _reason(error: SQLAlchemyError) -> str:
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        message = str(error.orig).strip().splitlines()[0]
+        if "no such table" in message or "does not exist" in message:
+            return f"{message}; run `driftwatch db upgrade`"
+        return message
+    return str(error).splitlines()[0]
+
+
+def _engine(url: sa.URL) -> sa.Engine:
+    if url.get_backend_name() != "sqlite":
+        return sa.create_engine(url, pool_pre_ping=True)
+    engine = sa.create_engine(url, connect_args={"timeout": BUSY_SECONDS})
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # transactions are begun below, not guessed by the driver
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        # A transaction that turns writer halfway fails at once when another wrote meanwhile; one that starts as a
+        # writer waits its turn.
+        immediate = connection.get_execution_options().get("immediate", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+    return engine
+
+
+def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any]], key: str) -> list[Any]:
+    """Insert the rows that do not exist yet; the values of column ``key`` of those inserted."""
+    if not rows:
+        return []
+    dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(table).on_conflict_do_nothing().returning(getattr(table, key))
+    return list(session.execute(statement, list(rows)).scalars())
+
+
+def increment(session: Session, table: type[Base], keys: dict[str, Any], column: str, by: int) -> None:
+    """Add to a counter row, creating it at need."""
+    dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(table).values(**keys, **{column: by})
+    target = getattr(table, column)
+    session.execute(statement.on_conflict_do_update(index_elements=list(keys), set_={column: target + by}))

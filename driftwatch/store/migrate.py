@@ -1,0 +1,77 @@
+"""Migrations: bring a database to the schema of this version, and check that it is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.exc import SQLAlchemyError
+
+import driftwatch
+from driftwatch.errors import StoreError
+from driftwatch.store.connection import Store
+from driftwatch.store.schema import Base
+
+
+def _scripts() -> Path:
+    """The migrations lie in the package when installed, beside it in a checkout."""
+    package = Path(driftwatch.__file__).parent
+    installed = package / "migrations"
+    return installed if installed.is_dir() else package.parent / "migrations"
+
+
+def _config(connection: sa.Connection | None = None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_scripts()))
+    config.attributes["connection"] = connection
+    return config
+
+
+def upgrade(store: Store, revision: str = "head") -> None:
+    """Migrate up, in one transaction. Raises StoreError if the database is unreachable or newer than this version."""
+    _run(store, command.upgrade, revision)
+
+
+def downgrade(store: Store, revision: str) -> None:
+    """Migrate down: ``base`` drops every table of driftwatch."""
+    _run(store, command.downgrade, revision)
+
+
+def _run(store: Store, action: Any, revision: str) -> None:
+    try:
+        with store.engine.execution_options(immediate=True).begin() as connection:
+            _refuse_newer(connection)
+            action(_config(connection), revision)
+    except SQLAlchemyError as error:
+        cause = getattr(error, "orig", None) or error
+        raise StoreError(f"store {store.name}: {str(cause).strip().splitlines()[0]}") from error
+
+
+def _refuse_newer(connection: sa.Connection) -> None:
+    current = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if current is not None and current not in known:
+        raise StoreError(
+            f"the store is at revision {current}, newer than this version of driftwatch; upgrade driftwatch"
+        )
+
+
+def problems(store: Store) -> list[str]:
+    """What differs between the database and the schema of this version; empty when nothing does."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    try:
+        with store.engine.connect() as connection:
+            context = MigrationContext.configure(connection, opts={"compare_server_default": False})
+            current = context.get_current_revision()
+            if current != head:
+                return [f"at revision {current or 'none'}, expected {head}: run `driftwatch db upgrade`"]
+            return [str(difference) for difference in compare_metadata(context, Base.metadata)]
+    except SQLAlchemyError as error:
+        cause = getattr(error, "orig", None) or error
+        raise StoreError(f"store {store.name}: {str(cause).strip().splitlines()[0]}") from error

@@ -1,0 +1,68 @@
+"""Replays that are not yet part of any cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from driftwatch.acceptance import Weights
+from driftwatch.store.schema import Deployment, Replay, Sample
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One draft's weights on one sample, with what its cell needs to know of the sample."""
+
+    replay_id: int
+    request_id: str
+    deployment_id: int
+    model: str
+    segment: str
+    split: str
+    draft: str
+    served_at: float
+    session: str | None
+    weight: float
+    weights: Weights
+
+
+def unfolded(session: Session, limit: int) -> list[Judged]:
+    """The oldest replays without a fold mark, in order. A mark, not a watermark: ids commit out of order."""
+    rows = session.execute(
+        select(Replay, Sample, Deployment.model)
+        .join(Sample, Sample.id == Replay.sample_id)
+        .join(Deployment, Deployment.id == Sample.deployment_id)
+        .where(Replay.folded_at.is_(None))
+        .order_by(Replay.sample_id, Replay.id)
+        .limit(limit)
+    )
+    return [_judged(row.Replay, row.Sample, row.model) for row in rows]
+
+
+def _judged(replay: Replay, sample: Sample, model: str) -> Judged:
+    return Judged(
+        replay_id=replay.id,
+        request_id=sample.request_id,
+        deployment_id=sample.deployment_id,
+        model=model,
+        segment=sample.segment,
+        split=replay.split,
+        draft=replay.draft,
+        served_at=sample.served_at,
+        session=sample.session,
+        weight=sample.weight,
+        weights=Weights.decode(
+            "bits" if replay.encoding == "bits" else "f16",
+            replay.weights,
+            tokens=replay.tokens,
+            depths=replay.depths,
+            proposals=replay.proposals,
+        ),
+    )
+
+
+def mark_folded(session: Session, replay_ids: Sequence[int], now: float) -> None:
+    session.execute(update(Replay).where(Replay.id.in_(replay_ids)).values(folded_at=now))

@@ -1,0 +1,143 @@
+"""Samples: taking records in, each exactly once, with the work they bring."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session
+
+from driftwatch.records import Record, segment_id
+from driftwatch.store.connection import increment, insert_new
+from driftwatch.store.deployments import facts_of, find_or_create
+from driftwatch.store.schema import Outcome, Payload, Sample, Segment, Work
+
+OTHER = "other"
+CHUNK = 500
+"""Rows of one statement, well under the limits of both databases on parameters."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    stored: int
+    duplicates: int
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as int32 little-endian bytes."""
+    return np.asarray(ids, "<i4").tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """Inverse of :func:`pack_ids`."""
+    ids: list[int] = np.frombuffer(data, "<i4").tolist()
+    return ids
+
+
+def add(session: Session, batch: Sequence[tuple[Record, Sequence[str]]], *, now: float, max_segments: int) -> Stored:
+    """Store records with the names of the drafts to judge on each; one already stored, by id, is a duplicate.
+
+    All happens in the caller's transaction: once it commits, nothing of it is lost or judged twice.
+    """
+    known = set(session.scalars(select(Segment.id)))
+    stored = 0
+    for i in range(0, len(batch), CHUNK):
+        stored += _add_chunk(session, batch[i : i + CHUNK], known, now, max_segments)
+    return Stored(stored, len(batch) - stored)
+
+
+def _add_chunk(
+    session: Session, batch: Sequence[tuple[Record, Sequence[str]]], known: set[str], now: float, max_segments: int
+) -> int:
+    first = {record.id: (record, drafts) for record, drafts in reversed(batch)}
+    deployments: dict[str, int] = {}
+    rows = []
+    for record, _ in first.values():
+        key = json.dumps([record.model, facts_of(record)], sort_keys=True)
+        if key not in deployments:
+            deployments[key] = find_or_create(session, record, now)
+        segment = _segment(session, record, known, now, max_segments)
+        rows.append(_row(record, deployments[key], segment, now))
+    new = insert_new(session, Sample, rows, "request_id")
+    ids = {row.request_id: row.id for row in session.execute(_ids(new))}
+    insert_new(session, Payload, [_payload(ids[key], first[key][0]) for key in ids], "sample_id")
+    work = [
+        {"sample_id": ids[key], "draft": draft, "state": "pending", "attempts": 0, "queued_at": now}
+        for key in ids
+        if first[key][0].purpose == "estimate"
+        for draft in first[key][1]
+    ]
+    insert_new(session, Work, work, "id")
+    segments = Counter(row["segment"] for row in rows if row["request_id"] in ids)
+    for segment, count in sorted(segments.items()):
+        count_outcome(session, segment, "stored", by=count)
+    return len(ids)
+
+
+def _ids(request_ids: Sequence[str]) -> Select[str, int]:
+    return select(Sample.request_id, Sample.id).where(Sample.request_id.in_(request_ids)).order_by(Sample.id)
+
+
+def _segment(session: Session, record: Record, known: set[str], now: float, cap: int) -> str:
+    segment = segment_id(record.labels)
+    if segment in known:
+        return segment
+    if len(known) >= cap:
+        return OTHER
+    insert_new(session, Segment, [{"id": segment, "labels": record.labels, "first_seen": now}], "id")
+    known.add(segment)
+    return segment
+
+
+def _row(record: Record, deployment_id: int, segment: str, now: float) -> dict[str, Any]:
+    return {
+        "request_id": record.id,
+        "deployment_id": deployment_id,
+        "segment": segment,
+        "purpose": record.purpose,
+        "weight": record.weight,
+        "arrived_at": now,
+        "served_at": record.ts.timestamp() if record.ts else now,
+        "session": record.session,
+        "labels": record.labels,
+        "retokenised": not record.has_ids,
+        "temperature": record.temperature,
+        "top_p": record.top_p,
+        "top_k": record.top_k,
+        "finish_reason": record.finish_reason,
+        "timing": record.timing.model_dump(exclude_none=True) if record.timing else None,
+        "engine": record.engine.model_dump(exclude_none=True) if record.engine else None,
+        "extra": _extra(record) or None,
+    }
+
+
+def _extra(record: Record) -> dict[str, Any]:
+    known = {"adapter": record.adapter, "cached_tokens": record.cached_tokens}
+    return {key: value for key, value in known.items() if value is not None} | (record.model_extra or {})
+
+
+def _payload(sample_id: int, record: Record) -> dict[str, Any]:
+    """Token ids alone where they are known; text only until it is tokenised."""
+    if record.prompt_token_ids and record.output_token_ids:
+        prompt, output = pack_ids(record.prompt_token_ids), pack_ids(record.output_token_ids)
+        return {"sample_id": sample_id, "prompt_ids": prompt, "output_ids": output, "text": None}
+    text = record.model_dump(include={"messages", "prompt", "output"}, exclude_none=True)
+    return {"sample_id": sample_id, "prompt_ids": None, "output_ids": None, "text": text}
+
+
+def count_outcome(session: Session, segment: str, outcome: str, reason: str = "", *, by: int = 1) -> None:
+    """Count samples that ended so; the counts outlive the samples."""
+    keys = {"segment": segment, "outcome": outcome, "reason": reason}
+    increment(session, Outcome, keys, "samples", by)
+
+
+def waiting(session: Session) -> tuple[int, float | None]:
+    """Number of open work items, and when the oldest of them was queued."""
+    open_work = Work.state.in_(("pending", "leased"))
+    count, oldest = session.execute(select(func.count(), func.min(Work.queued_at)).where(open_work)).one()
+    return count, oldest

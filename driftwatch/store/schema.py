@@ -1,0 +1,268 @@
+"""Tables. Times are seconds since the epoch (UTC); token ids are int32 little-endian bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+Id = BigInteger().with_variant(Integer, "sqlite")
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {float: Double(), dict[str, Any]: Json, list[Any]: Json, str: Text()}
+
+
+class Deployment(Base):
+    """A map of known facts about what serves: target, draft, engine, versions, flags, quantisation."""
+
+    __tablename__ = "deployments"
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    model: Mapped[str]
+    facts: Mapped[dict[str, Any]]
+    first_seen: Mapped[float]
+    last_seen: Mapped[float]
+
+
+class Segment(Base):
+    """A segment that was seen. Their number is capped; samples of further ones belong to ``other``."""
+
+    __tablename__ = "segments"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    labels: Mapped[dict[str, Any]]
+    first_seen: Mapped[float]
+
+
+class Sample(Base):
+    """A request chosen for replay, without its tokens. Lists never touch the payloads."""
+
+    __tablename__ = "samples"
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    request_id: Mapped[str] = mapped_column(String(256), unique=True)
+    deployment_id: Mapped[int] = mapped_column(Id, ForeignKey("deployments.id"))
+    segment: Mapped[str]
+    purpose: Mapped[str] = mapped_column(String(16))
+    weight: Mapped[float]
+    arrived_at: Mapped[float] = mapped_column(index=True)
+    served_at: Mapped[float]
+    """When the request was made, as its sender says; the arrival where that is unknown."""
+    session: Mapped[str | None]
+    labels: Mapped[dict[str, Any]]
+    retokenised: Mapped[bool]
+    temperature: Mapped[float | None]
+    top_p: Mapped[float | None]
+    top_k: Mapped[int | None]
+    finish_reason: Mapped[str | None]
+    timing: Mapped[dict[str, Any] | None]
+    engine: Mapped[dict[str, Any] | None]
+    extra: Mapped[dict[str, Any] | None]
+
+
+class Payload(Base):
+    """What a sample says: token ids, or text until it is tokenised. Kept for its own, shorter time."""
+
+    __tablename__ = "payloads"
+    sample_id: Mapped[int] = mapped_column(Id, ForeignKey("samples.id", ondelete="CASCADE"), primary_key=True)
+    prompt_ids: Mapped[bytes | None] = mapped_column(LargeBinary)
+    output_ids: Mapped[bytes | None] = mapped_column(LargeBinary)
+    text: Mapped[dict[str, Any] | None]
+
+
+class Work(Base):
+    """One draft to judge on one sample. States: pending, leased, done, skipped, failed."""
+
+    __tablename__ = "work"
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    sample_id: Mapped[int] = mapped_column(Id, ForeignKey("samples.id", ondelete="CASCADE"))
+    draft: Mapped[str]
+    state: Mapped[str] = mapped_column(String(16))
+    owner: Mapped[str | None]
+    lease_until: Mapped[float | None]
+    attempts: Mapped[int] = mapped_column(default=0)
+    reason: Mapped[str | None]
+    queued_at: Mapped[float]
+
+    __table_args__ = (
+        UniqueConstraint("sample_id", "draft"),
+        Index(
+            "ix_work_open",
+            "attempts",
+            "id",
+            postgresql_where=text("state IN ('pending', 'leased')"),
+            sqlite_where=text("state IN ('pending', 'leased')"),
+        ),
+    )
+
+
+class Replay(Base):
+    """The weights of one draft on one sample: every gamma, tail and test is derived from them without a GPU."""
+
+    __tablename__ = "replays"
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    sample_id: Mapped[int] = mapped_column(Id, ForeignKey("samples.id", ondelete="CASCADE"))
+    draft: Mapped[str]
+    fingerprint: Mapped[str]
+    rule: Mapped[str] = mapped_column(String(16))
+    split: Mapped[str] = mapped_column(String(8))
+    tokens: Mapped[int]
+    depths: Mapped[int]
+    encoding: Mapped[str] = mapped_column(String(8))
+    weights: Mapped[bytes] = mapped_column(LargeBinary)
+    proposals: Mapped[bytes | None] = mapped_column(LargeBinary)
+    replayed_at: Mapped[float]
+    folded_at: Mapped[float | None]
+
+    __table_args__ = (
+        UniqueConstraint("sample_id", "draft"),
+        Index(
+            "ix_replays_unfolded",
+            "id",
+            postgresql_where=text("folded_at IS NULL"),
+            sqlite_where=text("folded_at IS NULL"),
+        ),
+    )
+
+
+class Cell(Base):
+    """Segment x split of one deployment and one draft: lifetime sums, baseline and detector."""
+
+    __tablename__ = "cells"
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    deployment_id: Mapped[int] = mapped_column(Id, ForeignKey("deployments.id"))
+    draft: Mapped[str]
+    segment: Mapped[str]
+    split: Mapped[str] = mapped_column(String(8))
+    gamma: Mapped[int]
+    observed: Mapped[int] = mapped_column(default=0)
+    state: Mapped[dict[str, Any]]
+    sums: Mapped[dict[str, Any]]
+    weighted: Mapped[dict[str, Any]]
+    updated_at: Mapped[float]
+
+    __table_args__ = (UniqueConstraint("deployment_id", "draft", "segment", "split"),)
+
+
+class CellHour(Base):
+    """One hour of a cell. Outlives pruned samples, so that counters stay monotonic."""
+
+    __tablename__ = "cell_hours"
+    cell_id: Mapped[int] = mapped_column(Id, ForeignKey("cells.id", ondelete="CASCADE"), primary_key=True)
+    hour: Mapped[int] = mapped_column(primary_key=True)
+    """Whole hours since the epoch."""
+    requests: Mapped[int]
+    tokens: Mapped[int]
+    sums: Mapped[dict[str, Any]]
+    weighted: Mapped[dict[str, Any]]
+
+    __table_args__ = (Index("ix_cell_hours_hour", "hour"),)
+
+
+class Outcome(Base):
+    """How many samples of a segment ended how: stored, replayed, skipped or failed, with the reason."""
+
+    __tablename__ = "outcomes"
+    segment: Mapped[str] = mapped_column(primary_key=True)
+    outcome: Mapped[str] = mapped_column(String(16), primary_key=True)
+    reason: Mapped[str] = mapped_column(String(64), primary_key=True)
+    samples: Mapped[int]
+
+
+class Event(Base):
+    """Something happened to a cell or a deployment. An event without ``closed_at`` is still open."""
+
+    __tablename__ = "events"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(64))
+    cell_id: Mapped[int | None] = mapped_column(Id, ForeignKey("cells.id", ondelete="SET NULL"), index=True)
+    deployment_id: Mapped[int | None] = mapped_column(Id, ForeignKey("deployments.id", ondelete="SET NULL"))
+    segment: Mapped[str]
+    split: Mapped[str] = mapped_column(String(8))
+    draft: Mapped[str]
+    cause: Mapped[str] = mapped_column(String(32))
+    opened_at: Mapped[float] = mapped_column(index=True)
+    closed_at: Mapped[float | None]
+    request_id: Mapped[str]
+    """The request at which it fired."""
+    start_request_id: Mapped[str | None]
+    """The request at which the change is estimated to have begun."""
+    details: Mapped[dict[str, Any]]
+
+
+class Delivery(Base):
+    """An event on its way to one webhook endpoint: the exact body that is signed and sent."""
+
+    __tablename__ = "outbox"
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    event_id: Mapped[str] = mapped_column(String(64))
+    """Sent as webhook-id and CloudEvent id, the same on every attempt."""
+    endpoint: Mapped[str]
+    type: Mapped[str]
+    body: Mapped[bytes] = mapped_column(LargeBinary)
+    state: Mapped[str] = mapped_column(String(16))
+    """pending, delivered or dead"""
+    attempts: Mapped[int] = mapped_column(default=0)
+    due_at: Mapped[float]
+    created_at: Mapped[float]
+    delivered_at: Mapped[float | None]
+    error: Mapped[str | None]
+
+    __table_args__ = (
+        UniqueConstraint("event_id", "endpoint"),
+        Index(
+            "ix_outbox_pending",
+            "due_at",
+            postgresql_where=text("state = 'pending'"),
+            sqlite_where=text("state = 'pending'"),
+        ),
+    )
+
+
+class Retrain(Base):
+    """A request to retrain the draft for a cell, and the training data exported for it."""
+
+    __tablename__ = "retrains"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    event_id: Mapped[str] = mapped_column(String(64), ForeignKey("events.id"), unique=True)
+    cell_id: Mapped[int] = mapped_column(Id, ForeignKey("cells.id"), index=True)
+    state: Mapped[str] = mapped_column(String(16))
+    """proposed, then requested; suppressed where a cooldown runs"""
+    reason: Mapped[str | None]
+    created_at: Mapped[float]
+    updated_at: Mapped[float]
+    data: Mapped[dict[str, Any] | None]
+
+
+class Artefact(Base):
+    """A file that belongs to a draft or a deployment: an export, a sketch, a cost profile."""
+
+    __tablename__ = "artefacts"
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32))
+    uri: Mapped[str]
+    sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float]
+    details: Mapped[dict[str, Any]]

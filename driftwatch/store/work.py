@@ -1,0 +1,169 @@
+"""Work: which worker judges which sample. A lease runs out; what a dead worker held goes to another.
+
+A batch shares its fate: when its worker dies, nobody knows which sample did it. So a sample that was leased before is
+leased alone, behind the fresh ones, and after three attempts alone it is failed with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Select, and_, delete, or_, select, update
+from sqlalchemy.orm import Session
+
+from driftwatch.store.connection import insert_new
+from driftwatch.store.samples import count_outcome, pack_ids, unpack_ids
+from driftwatch.store.schema import Deployment, Payload, Replay, Sample, Work
+
+ATTEMPTS = 1 + 3
+"""One attempt in a batch, three alone."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A leased piece of work: one draft to judge on one sample."""
+
+    work_id: int
+    sample_id: int
+    draft: str
+    model: str
+    segment: str
+    prompt_ids: list[int] | None
+    output_ids: list[int] | None
+    text: dict[str, Any] | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a task ended: a replay's columns, or the reason it was skipped or failed."""
+
+    task: Task
+    replay: dict[str, Any] | None = None
+    skipped: str | None = None
+    failed: str | None = None
+    retokenised: tuple[Sequence[int], Sequence[int]] | None = None
+    """Prompt and output ids that the sample's text was tokenised to, to be kept in its place."""
+
+
+def lease(session: Session, owner: str, *, now: float, lease_s: float, limit: int) -> list[Task]:
+    """Take up to ``limit`` open tasks for ``owner`` until now + lease_s."""
+    _fail_exhausted(session, now)
+    available = or_(Work.state == "pending", and_(Work.state == "leased", Work.lease_until < now))
+    fresh_first = select(Work.id, Work.attempts).where(available).order_by(Work.attempts, Work.id)
+    rows = session.execute(fresh_first.limit(limit).with_for_update(skip_locked=True)).all()
+    if not rows:
+        return []
+    chosen = [row.id for row in rows if row.attempts == 0] or [rows[0].id]
+    session.execute(
+        update(Work)
+        .where(Work.id.in_(chosen))
+        .values(state="leased", owner=owner, lease_until=now + lease_s, attempts=Work.attempts + 1)
+    )
+    return [_task(row) for row in session.execute(_tasks(chosen))]
+
+
+def _tasks(chosen: list[int]) -> Select[int, str, Sample, Payload, str]:
+    return (
+        select(Work.id, Work.draft, Sample, Payload, Deployment.model)
+        .join(Sample, Sample.id == Work.sample_id)
+        .join(Deployment, Deployment.id == Sample.deployment_id)
+        .outerjoin(Payload, Payload.sample_id == Work.sample_id)
+        .where(Work.id.in_(chosen))
+        .order_by(Work.id)
+    )
+
+
+def _task(row: Any) -> Task:
+    sample, payload = row.Sample, row.Payload
+    return Task(
+        work_id=row.id,
+        sample_id=sample.id,
+        draft=row.draft,
+        model=row.model,
+        segment=sample.segment,
+        prompt_ids=unpack_ids(payload.prompt_ids) if payload and payload.prompt_ids is not None else None,
+        output_ids=unpack_ids(payload.output_ids) if payload and payload.output_ids is not None else None,
+        text=payload.text if payload else None,
+        temperature=sample.temperature,
+        top_p=sample.top_p,
+        top_k=sample.top_k,
+    )
+
+
+def _fail_exhausted(session: Session, now: float) -> None:
+    exhausted = and_(Work.state == "leased", Work.lease_until < now, Work.attempts >= ATTEMPTS)
+    found = select(Work.id, Sample.segment).join(Sample, Sample.id == Work.sample_id).where(exhausted)
+    for row in session.execute(found.with_for_update(skip_locked=True, of=Work)).all():
+        _close(session, row.id, "failed", "worker_died")
+        count_outcome(session, row.segment, "failed", "worker_died")
+
+
+def _close(session: Session, work_id: int, state: str, reason: str | None) -> None:
+    closed = {"state": state, "reason": reason, "owner": None, "lease_until": None}
+    session.execute(update(Work).where(Work.id == work_id).values(**closed))
+
+
+def renew(session: Session, owner: str, *, now: float, lease_s: float) -> None:
+    """Keep everything that ``owner`` holds for longer."""
+    held = and_(Work.state == "leased", Work.owner == owner)
+    session.execute(update(Work).where(held).values(lease_until=now + lease_s))
+
+
+def release(session: Session, owner: str) -> None:
+    """Give back untried what ``owner`` holds, when it stops in good order."""
+    held = and_(Work.state == "leased", Work.owner == owner)
+    given_back = {"state": "pending", "owner": None, "lease_until": None, "attempts": Work.attempts - 1}
+    session.execute(update(Work).where(held).values(**given_back))
+
+
+def complete(session: Session, owner: str, verdicts: Sequence[Verdict], *, now: float) -> int:
+    """Store verdicts and close their work, in one transaction; the number that was still the owner's to close.
+
+    Work that another worker took over meanwhile is left to it: nothing is judged twice.
+    """
+    wanted = [verdict.task.work_id for verdict in verdicts]
+    held = select(Work.id).where(Work.id.in_(wanted), Work.owner == owner, Work.state == "leased").with_for_update()
+    mine = set(session.scalars(held))
+    for verdict in verdicts:
+        if verdict.task.work_id in mine:
+            _record(session, verdict, now)
+    return len(mine)
+
+
+def _record(session: Session, verdict: Verdict, now: float) -> None:
+    task = verdict.task
+    if verdict.replay is not None:
+        row = {"sample_id": task.sample_id, "draft": task.draft, "replayed_at": now, "folded_at": None}
+        insert_new(session, Replay, [row | verdict.replay], "id")
+        state, reason = "done", None
+        count_outcome(session, task.segment, "replayed")
+    elif verdict.skipped is not None:
+        state, reason = "skipped", verdict.skipped
+        count_outcome(session, task.segment, "skipped", reason)
+    else:
+        state, reason = "failed", verdict.failed or "unknown"
+        count_outcome(session, task.segment, "failed", "error")
+    _close(session, task.work_id, state, reason)
+    if verdict.retokenised is not None:
+        _keep_ids(session, task, *verdict.retokenised)
+
+
+def _keep_ids(session: Session, task: Task, prompt: Sequence[int], output: Sequence[int]) -> None:
+    ids = {"prompt_ids": pack_ids(prompt), "output_ids": pack_ids(output)}
+    session.execute(update(Payload).where(Payload.sample_id == task.sample_id).values(**ids))
+
+
+def forget_text(session: Session, limit: int = 1000) -> int:
+    """Delete the text of samples that are tokenised, or that nobody will tokenise any more; the number deleted."""
+    open_work = select(Work.id).where(Work.sample_id == Payload.sample_id, Work.state.in_(("pending", "leased")))
+    done = and_(Payload.text.is_not(None), ~open_work.exists())
+    found = list(session.scalars(select(Payload.sample_id).where(done).limit(limit)))
+    tokenised = [Payload.sample_id.in_(found), Payload.prompt_ids.is_not(None)]
+    session.execute(update(Payload).where(*tokenised).values(text=None))
+    session.execute(delete(Payload).where(Payload.sample_id.in_(found), Payload.prompt_ids.is_(None)))
+    return len(found)
