@@ -117,7 +117,7 @@ class Tally:
     @property
     def accepted(self) -> NDArray[np.float64]:
         """[G]: accepted proposals over all depths."""
-        return self.accepted_at.sum(axis=1)
+        return cast("NDArray[np.float64]", self.accepted_at.sum(axis=1))
 
     @property
     def tested(self) -> NDArray[np.float64]:

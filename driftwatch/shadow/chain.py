@@ -15,11 +15,14 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from driftwatch.acceptance import Weights
 from driftwatch.errors import ModelError
 from driftwatch.shadow.device import explain
 from driftwatch.shadow.draft import Fingerprint, Tokens, hash_weights, read_config
+
+transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 HEAD_ROWS = 4096
 """Rows whose logits are held at a time."""
@@ -66,6 +69,11 @@ class ChainDraft:
         fingerprint = Fingerprint("chain", sha256, sum(p.numel() for p in model.parameters()), vocabulary, str(folder))
         model = model.to(device).eval()
         return cls(model, to_target, int(config.get("driftwatch_unk_id", 0)), fingerprint)
+
+    @property
+    def mapped(self) -> bool:
+        """Whether its ids are mapped to the target's, so that its vocabulary may be smaller."""
+        return self._to_target is not None
 
     def skip_reason(self, tokens: Tokens) -> str | None:
         if tokens.judged < 1:

@@ -39,3 +39,19 @@ class Retokeniser:
                 return None
             return Tokens(encoded["input_ids"], output)
         return Tokens(self._tokenizer(text["prompt"])["input_ids"], output)
+
+    def misfit(self, draft: Path, vocabulary: int | None) -> str | None:
+        """Why a draft cannot propose this tokenizer's tokens, if so: its own tokenizer differs, or it has too few ids.
+
+        ``vocabulary`` is None for a draft that maps its ids to the target's.
+        """
+        ours: dict[str, int] = self._tokenizer.get_vocab()
+        if (draft / "tokenizer.json").exists():
+            theirs = Retokeniser(draft)._tokenizer.get_vocab()
+            different = sorted((id, token) for token, id in theirs.items() if ours.get(token) != id)
+            if different:
+                id, token = different[0]
+                return f"its tokenizer is another one: {len(different)} tokens differ, the first is {token!r} (id {id})"
+        if vocabulary is not None and vocabulary <= max(ours.values()):
+            return f"it has {vocabulary} token ids, the target's tokenizer goes up to {max(ours.values())}"
+        return None

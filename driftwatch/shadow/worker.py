@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from driftwatch.errors import SettingsError, StoreError
+from driftwatch.errors import ModelError, SettingsError, StoreError
 from driftwatch.settings import Settings
 from driftwatch.shadow.chain import ChainDraft
 from driftwatch.shadow.device import pick_device, pick_dtype
@@ -47,11 +47,12 @@ class Worker:
         self._drafts: dict[tuple[str, str], Draft] = {}
         self._tokenizers: dict[str, Retokeniser] = {}
         for model in settings.models:
-            for draft in model.drafts:
-                if draft.path is not None:
-                    self._drafts[model.name, draft.name] = ChainDraft.load(Path(draft.path), device=device, dtype=dtype)
             if folder := model.tokenizer or model.target:
                 self._tokenizers[model.name] = Retokeniser(Path(folder))
+            for draft in model.drafts:
+                if draft.path is not None:
+                    loaded = load_draft(Path(draft.path), self._tokenizers.get(model.name), device=device, dtype=dtype)
+                    self._drafts[model.name, draft.name] = loaded
         if not self._drafts:
             raise SettingsError("`models[].drafts[].path`: no draft has a path, so the shadow has nothing to do")
         log.info("shadow on %s (%s), drafts: %s", device, dtype, ", ".join(name for _, name in self._drafts))
@@ -129,6 +130,15 @@ class Worker:
             return None, "no_tokenizer"
         tokens = self._tokenizers[model.name].tokens(task.text)
         return tokens, None if tokens else "template_refused"
+
+
+def load_draft(folder: Path, tokenizer: Retokeniser | None, *, device: torch.device, dtype: torch.dtype) -> ChainDraft:
+    """Load a draft and check it against the target's tokenizer. Raises ModelError if it does not fit."""
+    draft = ChainDraft.load(folder, device=device, dtype=dtype)
+    vocabulary = None if draft.mapped else draft.fingerprint.vocabulary
+    if tokenizer is not None and (misfit := tokenizer.misfit(folder, vocabulary)):
+        raise ModelError(f"draft {folder} does not fit the target: {misfit}")
+    return draft
 
 
 def _kept(task: Task, tokens: Tokens) -> tuple[Sequence[int], Sequence[int]] | None:

@@ -24,15 +24,18 @@ class Store:
     """One database. ``read`` and ``write`` give a transaction each; a write on SQLite takes the write lock at once."""
 
     def __init__(self, url: str) -> None:
+        wanted = "write sqlite:///FILE or postgresql+psycopg://..."
         try:
             self.url = make_url(url)
+        except ArgumentError:
+            raise StoreError(f"store.url {url!r} is not a URL; {wanted}") from None
+        if self.url.get_backend_name() not in ("sqlite", "postgresql"):
+            raise StoreError(f"store.url: {self.url.get_backend_name()} is not supported; {wanted}")
+        try:
             self.engine = _engine(self.url)
-        except (ArgumentError, NoSuchModuleError) as error:
-            raise StoreError(f"store.url {url!r}: {error}; write sqlite:///FILE or postgresql+psycopg://...") from None
-        except ModuleNotFoundError as error:
-            raise StoreError(
-                f"store.url needs the module {error.name}: pip install 'driftwatch-sidecar[postgres]'"
-            ) from None
+        except (ModuleNotFoundError, NoSuchModuleError):
+            extra = "pip install 'driftwatch-sidecar[postgres]'"
+            raise StoreError(f"store.url: {self.url.drivername} is not installed: {extra}; {wanted}") from None
         self._writer = self.engine.execution_options(immediate=True)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select, update
+from sqlalchemy import Select, select, update
 from sqlalchemy.orm import Session
 
 from driftwatch.acceptance import Weights
@@ -31,15 +31,22 @@ class Judged:
 
 def unfolded(session: Session, limit: int) -> list[Judged]:
     """The oldest replays without a fold mark, in order. A mark, not a watermark: ids commit out of order."""
-    rows = session.execute(
+    waiting = _joined().where(Replay.folded_at.is_(None)).order_by(Replay.sample_id, Replay.id).limit(limit)
+    return [_judged(row.Replay, row.Sample, row.model) for row in session.execute(waiting)]
+
+
+def all_judged(session: Session) -> list[Judged]:
+    """Every replay that is kept, in order: for small stores."""
+    rows = session.execute(_joined().order_by(Replay.sample_id, Replay.id))
+    return [_judged(row.Replay, row.Sample, row.model) for row in rows]
+
+
+def _joined() -> Select[Replay, Sample, str]:
+    return (
         select(Replay, Sample, Deployment.model)
         .join(Sample, Sample.id == Replay.sample_id)
         .join(Deployment, Deployment.id == Sample.deployment_id)
-        .where(Replay.folded_at.is_(None))
-        .order_by(Replay.sample_id, Replay.id)
-        .limit(limit)
     )
-    return [_judged(row.Replay, row.Sample, row.model) for row in rows]
 
 
 def _judged(replay: Replay, sample: Sample, model: str) -> Judged:

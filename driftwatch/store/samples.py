@@ -54,7 +54,9 @@ def add(session: Session, batch: Sequence[tuple[Record, Sequence[str]]], *, now:
 def _add_chunk(
     session: Session, batch: Sequence[tuple[Record, Sequence[str]]], known: set[str], now: float, max_segments: int
 ) -> int:
-    first = {record.id: (record, drafts) for record, drafts in reversed(batch)}
+    first: dict[str, tuple[Record, Sequence[str]]] = {}
+    for record, drafts in batch:
+        first.setdefault(record.id, (record, drafts))
     deployments: dict[str, int] = {}
     rows = []
     for record, _ in first.values():

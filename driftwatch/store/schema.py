@@ -157,10 +157,8 @@ class Cell(Base):
     segment: Mapped[str]
     split: Mapped[str] = mapped_column(String(8))
     gamma: Mapped[int]
-    observed: Mapped[int] = mapped_column(default=0)
     state: Mapped[dict[str, Any]]
     sums: Mapped[dict[str, Any]]
-    weighted: Mapped[dict[str, Any]]
     updated_at: Mapped[float]
 
     __table_args__ = (UniqueConstraint("deployment_id", "draft", "segment", "split"),)
@@ -176,7 +174,6 @@ class CellHour(Base):
     requests: Mapped[int]
     tokens: Mapped[int]
     sums: Mapped[dict[str, Any]]
-    weighted: Mapped[dict[str, Any]]
 
     __table_args__ = (Index("ix_cell_hours_hour", "hour"),)
 

@@ -80,10 +80,8 @@ def upgrade() -> None:
         sa.Column("segment", sa.Text(), nullable=False),
         sa.Column("split", sa.String(length=8), nullable=False),
         sa.Column("gamma", sa.Integer(), nullable=False),
-        sa.Column("observed", sa.Integer(), nullable=False),
         sa.Column("state", JSON, nullable=False),
         sa.Column("sums", JSON, nullable=False),
-        sa.Column("weighted", JSON, nullable=False),
         sa.Column("updated_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["deployment_id"], ["deployments.id"], name="fk_cells_deployment_id_deployments"),
         sa.PrimaryKeyConstraint("id", name="pk_cells"),
@@ -123,7 +121,6 @@ def upgrade() -> None:
         sa.Column("requests", sa.Integer(), nullable=False),
         sa.Column("tokens", sa.Integer(), nullable=False),
         sa.Column("sums", JSON, nullable=False),
-        sa.Column("weighted", JSON, nullable=False),
         sa.ForeignKeyConstraint(["cell_id"], ["cells.id"], name="fk_cell_hours_cell_id_cells", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("cell_id", "hour", name="pk_cell_hours"),
     )

@@ -1,0 +1,5 @@
+"""``python -m driftwatch``."""
+
+from driftwatch.cli import main
+
+main()

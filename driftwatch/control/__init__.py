@@ -1,0 +1,1 @@
+"""Control: takes samples in, judges cells, keeps the schedules, tells people and machines."""

@@ -1,0 +1,136 @@
+"""The reading side of the API: segments, events, deployments, retrains, deliveries, settings."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from sqlalchemy import select
+
+from driftwatch.control import reports
+from driftwatch.control.problems import Problem
+from driftwatch.control.reports import event_dict, rfc3339
+from driftwatch.records import segment_labels
+from driftwatch.settings import Settings
+from driftwatch.store.connection import Store
+from driftwatch.store.schema import Delivery, Deployment, Event, Retrain, Segment
+
+Limit = Annotated[int, Query(ge=1, le=1000, description="Newest entries at most.")]
+
+
+def router(store: Store, settings: Settings) -> APIRouter:
+    routes = APIRouter(prefix="/v1")
+
+    @routes.get("/segments")
+    def get_segments() -> dict[str, Any]:
+        """All segments with their cells."""
+        with store.read() as session:
+            known = {segment.id: segment for segment in session.scalars(select(Segment))}
+            found: dict[str, list[dict[str, Any]]] = {key: [] for key in sorted(known)}
+            for report in reports.cells(session, time.time()):
+                found.setdefault(report.cell.segment, []).append(report.as_dict())
+        return {
+            "segments": [{"id": key, "labels": segment_labels(key), "cells": cells} for key, cells in found.items()]
+        }
+
+    @routes.get("/segments/{segment:path}")
+    def get_segment(segment: str, request: Request) -> dict[str, Any]:
+        """One segment, its cells and its events. The id may be given as it is, or percent-encoded once more."""
+        with store.read() as session:
+            as_written = request.scope["raw_path"].decode().partition("/segments/")[2]
+            if session.get(Segment, as_written) is not None:
+                segment = as_written
+            cells = [report.as_dict() for report in reports.cells(session, time.time(), segment)]
+            if not cells and session.get(Segment, segment) is None:
+                raise _unknown("segment", segment)
+            events = session.scalars(select(Event).where(Event.segment == segment).order_by(Event.opened_at.desc()))
+            return {
+                "id": segment,
+                "labels": segment_labels(segment),
+                "cells": cells,
+                "events": [event_dict(event) for event in events],
+            }
+
+    @routes.get("/events")
+    def get_events(segment: str | None = None, limit: Limit = 100) -> dict[str, Any]:
+        """Newest events first."""
+        query = select(Event).order_by(Event.opened_at.desc(), Event.id).limit(limit)
+        if segment is not None:
+            query = query.where(Event.segment == segment)
+        with store.read() as session:
+            return {"events": [event_dict(event) for event in session.scalars(query)]}
+
+    @routes.get("/deployments")
+    def get_deployments(limit: Limit = 100) -> dict[str, Any]:
+        """What has been serving, newest first."""
+        with store.read() as session:
+            query = select(Deployment).order_by(Deployment.id.desc()).limit(limit)
+            return {"deployments": [_deployment(row) for row in session.scalars(query)]}
+
+    @routes.get("/retrains")
+    def get_retrains(limit: Limit = 100) -> dict[str, Any]:
+        """Requests to retrain, newest first, suppressed ones too."""
+        with store.read() as session:
+            query = select(Retrain).order_by(Retrain.created_at.desc()).limit(limit)
+            return {"retrains": [_retrain(row) for row in session.scalars(query)]}
+
+    @routes.get("/retrains/{id}")
+    def get_retrain(id: str) -> dict[str, Any]:
+        """One request to retrain."""
+        with store.read() as session:
+            row = session.get(Retrain, id)
+            if row is None:
+                raise _unknown("retrain", id)
+            return _retrain(row)
+
+    @routes.get("/deliveries")
+    def get_deliveries(limit: Limit = 100) -> dict[str, Any]:
+        """Webhook deliveries, newest first."""
+        with store.read() as session:
+            query = select(Delivery).order_by(Delivery.id.desc()).limit(limit)
+            return {"deliveries": [_delivery(row) for row in session.scalars(query)]}
+
+    @routes.get("/config")
+    def get_config() -> dict[str, Any]:
+        """The settings in force; secrets are masked."""
+        config = settings.model_dump(mode="json")
+        config["store"]["url"] = store.name
+        return config
+
+    return routes
+
+
+def _unknown(what: str, id: str) -> Problem:
+    return Problem(404, f"unknown_{what}", f"no {what} {id!r}", f"GET /v1/{what}s lists those there are")
+
+
+def _deployment(row: Deployment) -> dict[str, Any]:
+    seen = {"first_seen": rfc3339(row.first_seen), "last_seen": rfc3339(row.last_seen)}
+    return {"id": row.id, "model": row.model, "facts": row.facts} | seen
+
+
+def _retrain(row: Retrain) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "event_id": row.event_id,
+        "state": row.state,
+        "reason": row.reason,
+        "created_at": rfc3339(row.created_at),
+        "updated_at": rfc3339(row.updated_at),
+        "data": row.data,
+    }
+
+
+def _delivery(row: Delivery) -> dict[str, Any]:
+    return {
+        "id": row.event_id,
+        "endpoint": row.endpoint,
+        "type": row.type,
+        "state": row.state,
+        "attempts": row.attempts,
+        "created_at": rfc3339(row.created_at),
+        "due_at": rfc3339(row.due_at) if row.state == "pending" else None,
+        "delivered_at": rfc3339(row.delivered_at) if row.delivered_at is not None else None,
+        "error": row.error,
+    }

@@ -1,0 +1,97 @@
+"""``POST /v1/samples``: the one way in. All of a body is stored, or nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+
+from driftwatch.control.problems import Problem
+from driftwatch.errors import RecordError
+from driftwatch.records import Record, parse_record
+from driftwatch.settings import Settings
+from driftwatch.store import samples
+from driftwatch.store.connection import Store
+
+MAX_BODY = 16 * 1024 * 1024
+
+
+def router(store: Store, settings: Settings) -> APIRouter:
+    routes = APIRouter(prefix="/v1")
+
+    @routes.post("/samples", status_code=201, openapi_extra=_DOCUMENTATION)
+    async def post_samples(request: Request) -> JSONResponse:
+        """Store one Record, an array of them, or NDJSON; answered when they are stored. A known id is a duplicate."""
+        body = await _read(request)
+        stored = await run_in_threadpool(_store, store, settings, body)
+        return JSONResponse({"stored": stored.stored, "duplicates": stored.duplicates}, 201)
+
+    return routes
+
+
+_DOCUMENTATION = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"oneOf": [Record.model_json_schema(), {"type": "array"}]}},
+            "application/x-ndjson": {"schema": {"type": "string"}},
+        },
+    }
+}
+
+
+async def _read(request: Request) -> bytes:
+    """The body, refused before it is read where its length is known, else as soon as it is too long."""
+    too_large = Problem(413, "too_large", f"the body is over {MAX_BODY} bytes", "send fewer records at a time")
+    declared = request.headers.get("content-length", "0")
+    if not declared.isdigit() or int(declared) > MAX_BODY:
+        raise too_large
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _store(store: Store, settings: Settings, body: bytes) -> samples.Stored:
+    try:
+        records = list(parse(body))
+    except RecordError as error:
+        raise Problem(400, "invalid_record", str(error), "correct that record and send all of them again") from None
+    if not records:
+        raise Problem(400, "empty", "the body holds no record", "send one Record, an array of them, or NDJSON")
+    with store.write() as session:
+        batch = [(record, _drafts(settings, record)) for record in records]
+        return samples.add(session, batch, now=time.time(), max_segments=settings.control.max_segments)
+
+
+def _drafts(settings: Settings, record: Record) -> list[str]:
+    model = settings.model_for(record.model)
+    return [draft.name for draft in model.drafts if draft.path is not None] if model else []
+
+
+def parse(body: bytes) -> Iterator[Record]:
+    """Records of one object, an array, or one object a line. Raises RecordError naming the record."""
+    text = body.strip()
+    if text.startswith(b"["):
+        try:
+            items = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise RecordError(f"the body is not JSON: {error}") from None
+        for number, item in enumerate(items):
+            yield parse_record(orjson.dumps(item), where=f"record {number}")
+        return
+    try:
+        orjson.loads(text)
+        lines = [text]
+    except orjson.JSONDecodeError:
+        lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield parse_record(line, where=f"line {number}" if len(lines) > 1 else "the body")

@@ -1,0 +1,96 @@
+"""What control says of its cells: the same figures for the API, the metrics and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from driftwatch.control.judge import figure
+from driftwatch.drift.cell import CellState
+from driftwatch.drift.interval import Estimate
+from driftwatch.drift.sums import Figure, Sums
+from driftwatch.records import segment_labels
+from driftwatch.store.schema import Cell, CellHour, Deployment, Event
+
+RECENT_HOURS = 24
+FIGURES: tuple[Figure, ...] = ("hit_rate", "acceptance_rate", "acceptance_length", "steps_per_token")
+
+
+@dataclass(frozen=True)
+class CellReport:
+    """One cell: lifetime sums, those of the last 24 hours, and what its detector says."""
+
+    cell: Cell
+    deployment: Deployment
+    state: CellState
+    sums: Sums
+    recent: Sums
+    open_event: Event | None
+
+    def estimate(self, name: Figure) -> Estimate:
+        """A figure over the last 24 hours at the configured gamma."""
+        return self.recent.interval(name, self.cell.gamma)
+
+    def as_dict(self) -> dict[str, Any]:
+        gamma = self.cell.gamma
+        baseline = self.state.baseline
+        return {
+            "segment": self.cell.segment,
+            "labels": segment_labels(self.cell.segment),
+            "split": self.cell.split,
+            "draft": self.cell.draft,
+            "model": self.deployment.model,
+            "deployment": self.deployment.id,
+            "gamma": gamma,
+            "state": self.state.state,
+            "requests": self.sums.requests,
+            "tokens": self.sums.tokens,
+            "counts": self.sums.tally.figures(gamma),
+            "recent": {"hours": RECENT_HOURS} | {name: figure(self.estimate(name)) for name in FIGURES},
+            "baseline": {"hit_rate": figure(baseline.estimate), "missing": baseline.progress.missing},
+            "drift_evidence_ratio": self.state.evidence_ratio,
+            "drift_event": self.open_event.id if self.open_event else None,
+            "updated_at": rfc3339(self.cell.updated_at),
+        }
+
+
+def cells(session: Session, now: float, segment: str | None = None) -> Iterator[CellReport]:
+    """Reports of all cells, or of one segment's, in order of segment."""
+    query = select(Cell, Deployment).join(Deployment, Deployment.id == Cell.deployment_id)
+    if segment is not None:
+        query = query.where(Cell.segment == segment)
+    since = int(now // 3600) - RECENT_HOURS + 1
+    for row in session.execute(query.order_by(Cell.segment, Cell.split, Cell.draft, Cell.deployment_id)).all():
+        sums = Sums.from_json(row.Cell.sums)
+        recent = Sums.zero(sums.gammas)
+        hours = select(CellHour.sums).where(CellHour.cell_id == row.Cell.id, CellHour.hour >= since)
+        for hour in session.scalars(hours):
+            recent += Sums.from_json(hour).widened(sums.gammas)
+        still_open = select(Event).where(Event.cell_id == row.Cell.id, Event.closed_at.is_(None))
+        state = CellState.from_json(row.Cell.state)
+        yield CellReport(row.Cell, row.Deployment, state, sums, recent, session.scalars(still_open).first())
+
+
+def event_dict(event: Event) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        "kind": event.kind,
+        "segment": event.segment,
+        "split": event.split,
+        "draft": event.draft,
+        "cause": event.cause,
+        "opened_at": rfc3339(event.opened_at),
+        "closed_at": rfc3339(event.closed_at) if event.closed_at is not None else None,
+        "request_id": event.request_id,
+        "start_request_id": event.start_request_id,
+        "details": event.details,
+    }
+
+
+def rfc3339(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,132 @@
+"""What is normal for a cell: learnt once, frozen, and then left alone.
+
+Never a moving average: it would follow a slow decay and hide it. A new baseline is an explicit act (a new deployment).
+A draft that is bad from the start becomes its own normal here; the break-even length is the floor against that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from driftwatch.drift.interval import EMPTY, Estimate, Moments, ratio
+from driftwatch.drift.units import Unit
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a baseline has come: what is there, and what is needed."""
+
+    requests: int
+    min_requests: int
+    hours: float
+    min_hours: float
+    half_width: float | None
+    needed_half_width: float
+
+    @property
+    def missing(self) -> list[str]:
+        """For people; empty once nothing is missing."""
+        lines = []
+        if self.requests < self.min_requests:
+            lines.append(f"{self.requests} of {self.min_requests} requests")
+        if self.hours < self.min_hours:
+            lines.append(f"{self.hours:.1f} of {self.min_hours:g} hours")
+        if self.half_width is None:
+            lines.append("no interval yet")
+        elif self.half_width > self.needed_half_width:
+            lines.append(f"interval ±{self.half_width:.4f}, needs ±{self.needed_half_width:.4f}")
+        return lines
+
+
+@dataclass
+class Baseline:
+    """The weighted mean of units' hit rates, sum w A/T / sum w with w = T / (T + 5).
+
+    This and not the pooled ratio sum A / sum T, because it is what the detector tests: the two differ as soon as long
+    requests are easier or harder than short ones, and the difference would read as drift (or hide it).
+
+    Freezes with the first unit at which all three hold: enough requests, enough hours of traffic (a day covers the
+    daily swing), and a 95% interval between units whose half-width is at most half the tolerance. Its lower limit then
+    is ``lower``, what detectors build on, so that an estimate that came out high causes no alarms.
+    """
+
+    tolerance: float
+    min_requests: int = 500
+    min_hours: float = 24.0
+    state: Literal["learning", "frozen"] = "learning"
+    source: Literal["auto", "given"] = "auto"
+    moments: Moments = EMPTY
+    first_s: float | None = None
+    last_s: float | None = None
+    frozen: Estimate | None = None
+
+    @classmethod
+    def given(cls, value: float, tolerance: float) -> Baseline:
+        """A hit rate that somebody vouches for: frozen at once, at exactly that value."""
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"a baseline is a hit rate between 0 and 1, not {value}")
+        frozen = Estimate(value, value, value, 0, 0.0, 0.0)
+        return cls(tolerance, 0, 0.0, "frozen", "given", frozen=frozen)
+
+    def add(self, unit: Unit) -> bool:
+        """Learn from one unit; return True if that froze the baseline. A frozen one never changes."""
+        if self.state == "frozen" or unit.tested <= 0.0:
+            return False
+        weight = unit.weight
+        self.moments = self.moments.with_unit(weight * unit.rate, weight, unit.requests)
+        self.first_s = unit.first_s if self.first_s is None else min(self.first_s, unit.first_s)
+        self.last_s = unit.last_s if self.last_s is None else max(self.last_s, unit.last_s)
+        # Cheap tests first: the interval is computed only where it decides.
+        if self.moments.requests < self.min_requests or self.hours < self.min_hours:
+            return False
+        if self.progress.missing:
+            return False
+        self.frozen = self.estimate
+        self.state = "frozen"
+        return True
+
+    @property
+    def estimate(self) -> Estimate:
+        """Frozen estimate, or the one so far."""
+        return ratio(self.moments) if self.frozen is None else self.frozen
+
+    @property
+    def lower(self) -> float | None:
+        """Lower limit of the frozen estimate; None while learning."""
+        return None if self.frozen is None else self.frozen.lower
+
+    @property
+    def hours(self) -> float:
+        """Hours of traffic seen."""
+        return 0.0 if self.first_s is None or self.last_s is None else (self.last_s - self.first_s) / 3600.0
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(
+            self.moments.requests,
+            self.min_requests,
+            self.hours,
+            self.min_hours,
+            self.estimate.half_width,
+            self.tolerance / 2.0,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tolerance": self.tolerance,
+            "min_requests": self.min_requests,
+            "min_hours": self.min_hours,
+            "state": self.state,
+            "source": self.source,
+            "moments": list(self.moments),
+            "first_s": self.first_s,
+            "last_s": self.last_s,
+            "frozen": None if self.frozen is None else self.frozen.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Baseline:
+        frozen = None if data["frozen"] is None else Estimate.from_json(data["frozen"])
+        return cls(**{**data, "moments": Moments(*data["moments"]), "frozen": frozen})

@@ -1,0 +1,118 @@
+"""Delivering the outbox: at least once, in order for each endpoint, signed anew on every attempt.
+
+Signatures follow Standard Webhooks: ``webhook-id`` (the event's id, stable over attempts), ``webhook-timestamp`` and
+``webhook-signature`` with one HMAC-SHA256 for each active secret.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+import httpx
+from standardwebhooks import Webhook as Signer
+
+from driftwatch.errors import SettingsError
+from driftwatch.settings import Webhook, secret
+from driftwatch.store import outbox
+from driftwatch.store.connection import Store
+from driftwatch.store.schema import Delivery
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 5.0
+LONGEST_RETRY_S = 6 * 3600.0
+ATTEMPTS = 16
+"""With the waits above about two days, then the delivery is dead until somebody sends it again."""
+TIMEOUT_S = 10.0
+GONE = 410
+
+
+def signers(webhook: Webhook) -> list[Signer]:
+    """One signer for each secret. Raises SettingsError for a secret that is not base64."""
+    secrets = [value.get_secret_value() for value in webhook.secrets]
+    if webhook.secrets_file is not None:
+        secrets += (secret(None, webhook.secrets_file, "webhooks[].secrets_file") or "").split()
+    try:
+        return [Signer(value) for value in secrets]
+    except (ValueError, RuntimeError) as error:
+        raise SettingsError(f"`webhooks[].secrets` of {webhook.name!r}: {error}; write whsec_ and base64") from None
+
+
+def sign(signers: Sequence[Signer], event_id: str, body: bytes, at: datetime) -> dict[str, str]:
+    """The three headers; without a secret only id and timestamp."""
+    headers = {"webhook-id": event_id, "webhook-timestamp": str(int(at.timestamp()))}
+    if signers:
+        signatures = [signer.sign(msg_id=event_id, timestamp=at, data=body.decode()) for signer in signers]
+        headers["webhook-signature"] = " ".join(signatures)
+    return headers
+
+
+class Courier:
+    """Sends what is due. One of it runs at a time."""
+
+    def __init__(self, store: Store, webhooks: Sequence[Webhook]) -> None:
+        self._store = store
+        self._webhooks: Mapping[str, Webhook] = {hook.name: hook for hook in webhooks}
+        self._signers = {hook.name: signers(hook) for hook in webhooks}
+        self._client = httpx.Client(timeout=TIMEOUT_S, follow_redirects=False, trust_env=False)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def run(self) -> int:
+        """Try everything that is due once; the number delivered.
+
+        The answer is recorded in a transaction of its own after each attempt: a crash in between sends the same event
+        again, under the same id.
+        """
+        delivered = 0
+        while True:
+            with self._store.read() as session:
+                due = outbox.due(session, time.time())
+            if not due:
+                return delivered
+            for delivery in due:
+                error, wait_s = self._send(delivery)
+                with self._store.write() as session:
+                    delivered += _settle(session.get_one(Delivery, delivery.id), error, wait_s)
+
+    def _send(self, delivery: Delivery) -> tuple[str | None, float | None]:
+        """None where the endpoint took it, else what went wrong and for how long it asks to be left alone."""
+        webhook = self._webhooks.get(delivery.endpoint)
+        if webhook is None:
+            return "the endpoint is no longer configured", None
+        headers = sign(self._signers[webhook.name], delivery.event_id, delivery.body, datetime.now(UTC))
+        headers["content-type"] = "application/cloudevents+json; charset=utf-8"
+        try:
+            with self._client.stream("POST", webhook.url, content=delivery.body, headers=headers) as response:
+                if response.is_success:
+                    return None, None
+                return f"{response.status_code} {response.reason_phrase}".strip(), _retry_after(response)
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__}: {error}", None
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    value = response.headers.get("retry-after", "")
+    return min(float(value), LONGEST_RETRY_S) if value.isdigit() else None
+
+
+def _settle(delivery: Delivery, error: str | None, wait_s: float | None) -> int:
+    now = time.time()
+    delivery.attempts += 1
+    delivery.error = error
+    if error is None:
+        delivery.state, delivery.delivered_at = "delivered", now
+        return 1
+    if error.startswith(str(GONE)) or delivery.attempts >= ATTEMPTS:
+        delivery.state = "dead"
+        log.error("webhook %s: %s given up: %s", delivery.endpoint, delivery.event_id, error)
+        return 0
+    backoff = min(FIRST_RETRY_S * 2 ** (delivery.attempts - 1), LONGEST_RETRY_S)
+    delivery.due_at = now + (wait_s or backoff) * random.uniform(0.75, 1.25)
+    log.warning("webhook %s: %s; next try in %.0f s", delivery.endpoint, error, delivery.due_at - now)
+    return 0
