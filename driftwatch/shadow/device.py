@@ -35,6 +35,6 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def explain(error: Exception, what: str) -> ModelError:
-    """A load error as one line."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return ModelError(f"{what}: {lines[0].strip()}")
+    """A load error as one line: the first of its own, and the next where that only introduces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return ModelError(f"{what}: {' '.join(lines[:2]) if lines[0].endswith(':') else lines[0]}")
