@@ -58,8 +58,16 @@ def fold(store: Store, settings: Settings, now: float) -> int:
             return total
 
 
-def _key(one: Judged) -> tuple[int, str, str, str, str]:
-    return one.deployment_id, one.draft, one.segment, one.split, one.model
+def expire(store: Store, settings: Settings, now: float) -> None:
+    """Judge the sessions that fell silent: without a new request nothing else would close them."""
+    with store.write() as session:
+        for cell in session.scalars(select(Cell).with_for_update()).all():
+            if cell.state["units"]["open"]:
+                _CellUpdate.of(session, settings, cell, now).close_sessions()
+
+
+def _key(one: Judged) -> tuple[int, str, str, str]:
+    return one.deployment_id, one.draft, one.segment, one.split
 
 
 @dataclass
@@ -68,6 +76,7 @@ class _CellUpdate:
 
     session: Session
     settings: Settings
+    deployment: Deployment
     model: Model
     cell: Cell
     state: CellState
@@ -75,23 +84,29 @@ class _CellUpdate:
     now: float
 
     @classmethod
-    def load(cls, session: Session, settings: Settings, key: tuple[int, str, str, str, str], now: float) -> _CellUpdate:
-        deployment_id, draft, segment, split, name = key
-        model = settings.model_for(name) or Model()
-        gammas = max(DEFAULT_GAMMA, model.gamma)
-        rules = rules_of(settings.detect)
-        where = {"deployment_id": deployment_id, "draft": draft, "segment": segment, "split": split}
+    def load(cls, session: Session, settings: Settings, key: tuple[int, str, str, str], now: float) -> _CellUpdate:
+        """The cell of a key, made at its first request."""
+        where = dict(zip(("deployment_id", "draft", "segment", "split"), key, strict=True))
         cell = session.scalars(select(Cell).filter_by(**where).with_for_update()).first()
         if cell is None:
-            cell = Cell(**where, gamma=model.gamma, state={}, sums={}, updated_at=now)
+            state, sums = CellState.start(rules_of(settings.detect)), Sums.zero(DEFAULT_GAMMA)
+            cell = Cell(**where, gamma=0, state=state.to_json(), sums=sums.to_json(), updated_at=now)
             session.add(cell)
-            return cls(session, settings, model, cell, CellState.start(rules), Sums.zero(gammas), now)
+        return cls.of(session, settings, cell, now)
+
+    @classmethod
+    def of(cls, session: Session, settings: Settings, cell: Cell, now: float) -> _CellUpdate:
+        """A cell under the settings of today."""
+        deployment = session.get_one(Deployment, cell.deployment_id)
+        model = settings.model_for(deployment.model) or Model()
+        cell.gamma = model.gamma
+        rules = rules_of(settings.detect)
         state = CellState.from_json(cell.state)
         if state.rules != rules:  # settings changed: judge by the new rules, but against what was normal before
             frozen = state.baseline if state.baseline.lower is not None and rules.given is None else None
             state = CellState.start(rules, frozen)
-        cell.gamma = model.gamma
-        return cls(session, settings, model, cell, state, Sums.from_json(cell.sums).widened(gammas), now)
+        sums = Sums.from_json(cell.sums).widened(model.gamma)
+        return cls(session, settings, deployment, model, cell, state, sums, now)
 
     def take(self, group: list[Judged]) -> None:
         gammas = self.sums.gammas
@@ -107,11 +122,16 @@ class _CellUpdate:
             for change in self.state.observe(
                 one.served_at, one.replay_id, one.session, float(counts.accepted[i]), float(counts.tested[i])
             ):
-                self._store()
-                self._tell(change, one)
+                self._tell(change)
         self._store()
         for hour, sums in hours.items():
             self._add_hour(hour, sums)
+
+    def close_sessions(self) -> None:
+        latest = max(unit.index for unit in self.state.units.open.values())
+        for change in self.state.expire(self.now, latest):
+            self._tell(change)
+        self._store()
 
     def _store(self) -> None:
         self.cell.state, self.cell.sums, self.cell.updated_at = self.state.to_json(), self.sums.to_json(), self.now
@@ -126,16 +146,17 @@ class _CellUpdate:
             sums = Sums.from_json(row.sums).widened(sums.gammas) + sums
         row.sums, row.requests, row.tokens = sums.to_json(), sums.requests, sums.tokens
 
-    def _tell(self, change: Transition, one: Judged) -> None:
+    def _tell(self, change: Transition) -> None:
         if isinstance(change, DriftOpened):
-            self._open(change, one)
+            self._open(change)
         elif isinstance(change, DriftClosed):
-            self._close(change, one)
+            self._close(change)
         else:
             log.info("baseline of %s frozen: %s", self.cell.segment, change.estimate)
 
-    def _open(self, change: DriftOpened, one: Judged) -> None:
-        start = self._sample(change.start_index)
+    def _open(self, change: DriftOpened) -> None:
+        self.session.flush()  # a new cell has its id from here on
+        start, request = self._sample(change.start_index), self._sample(change.index)
         event = Event(
             id=uuid.uuid4().hex,
             kind="drift",
@@ -146,9 +167,9 @@ class _CellUpdate:
             draft=self.cell.draft,
             cause="unknown",
             opened_at=self.now,
-            request_id=one.request_id,
-            start_request_id=start.request_id if start else None,
-            details=self._evidence(change, start, one),
+            request_id=request.request_id,
+            start_request_id=start.request_id,
+            details=self._evidence(change, start, request),
         )
         self.session.add(event)
         self.session.flush()
@@ -156,13 +177,13 @@ class _CellUpdate:
         self._announce(f"{event.id}-opened", DRIFT_OPENED, event.details | {"event_id": event.id})
         propose(self.session, event, cooldown_s=self.settings.retrain.cooldown_hours * 3600)
 
-    def _close(self, change: DriftClosed, one: Judged) -> None:
+    def _close(self, change: DriftClosed) -> None:
         still_open = select(Event).where(
             Event.cell_id == self.cell.id, Event.kind == "drift", Event.closed_at.is_(None)
         )
         for event in self.session.scalars(still_open):
             event.closed_at = self.now
-            recovered = {"request_id": one.request_id, "hit_rate": figure(change.estimate)}
+            recovered = {"request_id": self._sample(change.index).request_id, "hit_rate": figure(change.estimate)}
             event.details = event.details | {"closed": recovered}
             log.warning("drift in %s is over: hit rate %s", self.cell.segment, change.estimate)
             self._announce(f"{event.id}-closed", DRIFT_CLOSED, event.details | {"event_id": event.id})
@@ -171,12 +192,11 @@ class _CellUpdate:
         webhooks = self.settings.webhooks
         announce(self.session, webhooks, id=id, type=type, subject=self.cell.segment, at=self.now, data=data)
 
-    def _sample(self, replay_id: int) -> Sample | None:
+    def _sample(self, replay_id: int) -> Sample:
         found = select(Sample).join(Replay, Replay.sample_id == Sample.id)
-        return self.session.scalars(found.where(Replay.id == replay_id)).first()
+        return self.session.scalars(found.where(Replay.id == replay_id)).one()
 
-    def _evidence(self, change: DriftOpened, start: Sample | None, one: Judged) -> dict[str, Any]:
-        deployment = self.session.get_one(Deployment, self.cell.deployment_id)
+    def _evidence(self, change: DriftOpened, start: Sample, request: Sample) -> dict[str, Any]:
         return {
             "metric": "hit_rate",
             "definition": "accepted / tested proposals, weighted mean over requests",
@@ -184,8 +204,8 @@ class _CellUpdate:
             "labels": segment_labels(self.cell.segment),
             "split": self.cell.split,
             "draft": self.cell.draft,
-            "model": deployment.model,
-            "deployment": deployment.facts,
+            "model": self.deployment.model,
+            "deployment": self.deployment.facts,
             "gamma": self.model.gamma,
             "rule": self.model.rule,
             "baseline": figure(change.baseline),
@@ -194,9 +214,9 @@ class _CellUpdate:
             "tolerance": self.settings.detect.tolerance,
             "log_evidence": change.evidence,
             "requests_between_false_alarms": self.settings.detect.requests_between_false_alarms,
-            "request_id": one.request_id,
-            "start_request_id": start.request_id if start else None,
-            "start_served_at": start.served_at if start else None,
+            "request_id": request.request_id,
+            "start_request_id": start.request_id,
+            "start_served_at": start.served_at,
             "cause": "unknown",
         }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from driftwatch.control.judge import fold
+from driftwatch.control import judge
 from driftwatch.errors import DriftwatchError
 from driftwatch.retrain import policy
 from driftwatch.retrain.delivery import Courier
@@ -18,6 +18,7 @@ from driftwatch.store.connection import Store
 
 log = logging.getLogger(__name__)
 
+SESSIONS_S = 60
 RETENTION_MINUTES = 30
 
 
@@ -26,8 +27,11 @@ def scheduler(store: Store, settings: Settings, courier: Courier) -> BackgroundS
     jobs = BackgroundScheduler(job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 60})
     tick = settings.control.tick_s
 
-    def judge() -> None:
-        fold(store, settings, time.time())
+    def fold() -> None:
+        judge.fold(store, settings, time.time())
+
+    def expire() -> None:
+        judge.expire(store, settings, time.time())
 
     def request_retrains() -> None:
         policy.request(store, settings, time.time())
@@ -36,8 +40,9 @@ def scheduler(store: Store, settings: Settings, courier: Courier) -> BackgroundS
         keep = settings.retention
         retention.prune(store, now=time.time(), payload_days=keep.payload_days, replay_days=keep.replay_days)
 
-    for name, job in {"judge": judge, "retrain": request_retrains, "deliver": courier.run}.items():
+    for name, job in {"judge": fold, "retrain": request_retrains, "deliver": courier.run}.items():
         jobs.add_job(_guarded(name, job), "interval", seconds=tick, id=name)
+    jobs.add_job(_guarded("sessions", expire), "interval", seconds=max(tick, SESSIONS_S), id="sessions")
     jobs.add_job(_guarded("retention", prune), "interval", minutes=RETENTION_MINUTES, id="retention")
     return jobs
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 import httpx
 from standardwebhooks import Webhook as Signer
+from standardwebhooks.webhooks import EmptyWebhookSecretError
 
 from driftwatch.errors import SettingsError
 from driftwatch.settings import Webhook, secret
@@ -38,7 +39,7 @@ def signers(webhook: Webhook) -> list[Signer]:
         secrets += (secret(None, webhook.secrets_file, "webhooks[].secrets_file") or "").split()
     try:
         return [Signer(value) for value in secrets]
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, EmptyWebhookSecretError) as error:
         raise SettingsError(f"`webhooks[].secrets` of {webhook.name!r}: {error}; write whsec_ and base64") from None
 
 

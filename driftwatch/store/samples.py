@@ -104,7 +104,7 @@ def _row(record: Record, deployment_id: int, segment: str, now: float) -> dict[s
         "purpose": record.purpose,
         "weight": record.weight,
         "arrived_at": now,
-        "served_at": record.ts.timestamp() if record.ts else now,
+        "served_at": min(record.ts.timestamp(), now) if record.ts else now,  # a clock that is ahead stops no other
         "session": record.session,
         "labels": record.labels,
         "retokenised": not record.has_ids,
