@@ -1,0 +1,1 @@
+"""The tap: in the request path, in front of the engine. No torch, no database; it fails open."""

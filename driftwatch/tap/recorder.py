@@ -1,0 +1,239 @@
+"""Watches exchanges for the relay: counts and times all, and hands those that can be sampled to the sampler.
+
+It fails open: whatever goes wrong here is counted, and the exchange goes on untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from driftwatch.tap.asgi import Headers
+from driftwatch.tap.hooks import Ending, Hooks, Request
+from driftwatch.tap.metrics import UNRECORDED, Metrics, Outcome
+from driftwatch.tap.probe import Probe
+from driftwatch.tap.sampler import Sampler
+from driftwatch.tap.segments import OTHER, Segments
+from driftwatch.wire import openai, vllm
+from driftwatch.wire.exchange import Exchange, media_type
+from driftwatch.wire.strip import Stripper, stripper
+
+logger = logging.getLogger(__name__)
+
+# The last count in an answer is its final usage. Inside a string the quotes would be escaped, so text cannot fake it.
+_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
+_ID_LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Gives the relay its hooks, one set for each exchange."""
+
+    capture_bytes: int
+    segments: Segments
+    sampler: Sampler[Exchange]
+    probe: Probe
+    metrics: Metrics
+    clock: Callable[[], float] = time.monotonic
+
+    def open(self, request: Request) -> Hooks:
+        if request.method == "POST" and request.path in openai.ROUTES:
+            return Recording(self, request)
+        return Counting(self)
+
+
+class Counting:
+    """Hooks of a route that is relayed only."""
+
+    capture_bytes = 0
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._tap = recorder
+        self._started = recorder.clock()
+        self._status = 0
+
+    def body(self, data: bytes | None) -> None:
+        return None
+
+    def sent(self) -> None:
+        self._tap.metrics.added.observe(self._tap.clock() - self._started)
+
+    def head(self, status: int, headers: Headers) -> bool:
+        self._status = status
+        return False
+
+    def chunk(self, data: bytes) -> bytes:
+        return data
+
+    def end(self, ending: Ending) -> bytes:
+        self._tap.metrics.request(UNRECORDED, outcome_of(ending, self._status))
+        return b""
+
+
+class Recording:
+    """Hooks of a route that is recorded: a copy of both bodies up to a size, and the tap's own times."""
+
+    def __init__(self, recorder: Recorder, request: Request) -> None:
+        self._tap = recorder
+        self._head = request
+        self._started_at = datetime.now(UTC)
+        self._started = self._ready = recorder.clock()
+        self._first: float | None = None
+        self._ended = self._started
+        self._request: bytes | None = None
+        self._injected: vllm.Injected | None = None
+        self._stripper: Stripper | None = None
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._fail_open = _FailOpen(recorder.metrics)
+
+    @property
+    def capture_bytes(self) -> int:
+        return self._tap.capture_bytes
+
+    def body(self, data: bytes | None) -> tuple[bytes, Headers] | None:
+        self._ready = self._tap.clock()
+        self._request = data
+        with self._fail_open:
+            if data is not None and self._tap.probe.kind == "vllm":
+                self._injected = vllm.inject(self._head.path, data)
+        if self._injected is None:
+            return None
+        return self._injected.body, _headers_for(self._head.headers, self._injected.body)
+
+    def sent(self) -> None:
+        self._tap.metrics.added.observe(self._tap.clock() - self._ready)
+
+    def head(self, status: int, headers: Headers) -> bool:
+        self._status = status
+        with self._fail_open:
+            values = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+            self._headers = {name: values[name] for name in ("content-type", "content-encoding") if name in values}
+            if self._injected and status == 200 and values.get("content-encoding", "identity") == "identity":
+                self._stripper = stripper(self._injected, media_type(values))
+        return self._stripper is not None and any(name == b"content-length" for name, _ in headers)
+
+    def chunk(self, data: bytes) -> bytes:
+        if self._first is None:
+            self._first = self._tap.clock()
+        self._size += len(data)
+        if self._size <= self._tap.capture_bytes:
+            self._chunks.append(data)
+        else:
+            self._chunks.clear()
+        return self._stripper.feed(data) if self._stripper else data
+
+    def end(self, ending: Ending) -> bytes:
+        self._ended = self._tap.clock()
+        # Behind the client's last bytes, which go out before the loop comes to it.
+        asyncio.get_running_loop().call_soon(self._settle, ending)
+        return self._stripper.close() if self._stripper else b""
+
+    def _settle(self, ending: Ending) -> None:
+        """Count the exchange, and offer it to the sampler if it can be sampled."""
+        # Many clients close the connection at this mark, perhaps before the engine's own end has come.
+        if ending == "aborted" and b"".join(self._chunks[-2:]).rstrip().endswith(b"data: [DONE]"):
+            ending = "complete"
+        outcome = outcome_of(ending, self._status)
+        segment, labels = OTHER, dict[str, str]()
+        with self._fail_open:
+            segment, labels = self._tap.segments.of(self._head.headers, self._request, self._request_size())
+        self._tap.metrics.request(segment, outcome)
+        with self._fail_open:
+            # Status 200 and not merely a good one: others carry no completion.
+            if outcome == "ok" and self._status == 200:
+                self._offer(segment, labels)
+
+    def _offer(self, segment: str, labels: dict[str, str]) -> None:
+        metrics = self._tap.metrics
+        e2e_s = self._ended - self._started
+        streamed = media_type(self._headers) == "text/event-stream"
+        # A plain answer comes in one piece, when everything has been generated: its first bytes say nothing.
+        ttft_s = self._first - self._started if streamed and self._first is not None else None
+        if ttft_s is not None:
+            metrics.time_to_first_token.labels(segment).observe(ttft_s)
+        if self._request is None or self._size > self._tap.capture_bytes:
+            metrics.drop("too_large")
+            return
+        response = b"".join(self._chunks)
+        tpot_s = openai.time_per_token(ttft_s, e2e_s, _tokens(response))
+        if tpot_s is not None:
+            metrics.time_per_output_token.labels(segment).observe(tpot_s)
+        exchange = Exchange(
+            id=self._id(),
+            path=self._head.path,
+            request=self._request,
+            status=self._status,
+            headers=self._headers,
+            response=response,
+            labels=labels,
+            session=self._header(b"x-session-id"),
+            started_at=self._started_at,
+            ttft_s=ttft_s,
+            e2e_s=e2e_s,
+            deployment=self._tap.probe.deployment,
+        )
+        self._tap.sampler.add(segment, exchange.id, exchange, self._tap.clock())
+
+    def _request_size(self) -> int | None:
+        if self._request is not None:
+            return len(self._request)
+        stated = self._header(b"content-length")
+        return int(stated) if stated is not None and stated.isdecimal() else None
+
+    def _id(self) -> str:
+        return self._header(b"x-request-id") or uuid.uuid4().hex
+
+    def _header(self, name: bytes) -> str | None:
+        """A header's value; None if it is missing, empty, or too long to be an id."""
+        value = dict(self._head.headers).get(name, b"").decode(errors="replace")
+        return value if 0 < len(value) <= _ID_LENGTH else None
+
+
+class _FailOpen:
+    """A ``with`` block that ends at its first exception instead of raising it. The exception is counted."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._metrics.drop("recorder_error")
+        logger.error("recording failed, the exchange goes on", exc_info=error)
+        return True
+
+
+def outcome_of(ending: Ending, status: int) -> Outcome:
+    """What a request counts as."""
+    if ending in ("aborted", "unreachable"):
+        return ending
+    if ending == "broken" or status >= 500:
+        return "engine_error"
+    return "client_error" if status >= 400 else "ok"
+
+
+def _headers_for(headers: Headers, body: bytes) -> Headers:
+    """The headers of a request whose body was replaced."""
+    # A compressed answer could not be stripped again.
+    changed = {b"content-length": b"%d" % len(body), b"accept-encoding": b"identity"}
+    lines = [(name, changed.get(name, value)) for name, value in headers]
+    chunked = all(name != b"content-length" for name, _ in headers)
+    return [*lines, (b"content-length", changed[b"content-length"])] if chunked else lines
+
+
+def _tokens(response: bytes) -> int | None:
+    start = response.rfind(b'"completion_tokens"')
+    found = _TOKENS.match(response, start) if start >= 0 else None
+    return int(found[1]) if found else None

@@ -1,0 +1,72 @@
+"""Server-sent events, read incrementally from arbitrary pieces of bytes.
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html: lines end in LF, CRLF or CR, a blank line ends an event,
+a line that starts with a colon is a comment. Every byte fed comes out again, in the events' ``raw`` and in ``rest``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# A lone CR ends a line only if no LF follows. The lookahead also keeps CRLF from being read as two line ends.
+_LINE_END = rb"(?:\r\n|\r(?!\n)|\n)"
+_BLANK_LINE = re.compile(_LINE_END + _LINE_END)
+_LINES = re.compile(rb"\r\n|\r|\n")
+_LONGEST_END = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One block of the stream, its blank line included."""
+
+    raw: bytes
+    data: bytes | None
+    """The ``data`` lines joined by LF; None for a block without one (comments, keep-alives)."""
+    name: bytes | None = None
+
+
+class Parser:
+    """Cuts a stream into events. A block that the stream's end cuts off is no event; it stays in ``rest``."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    @property
+    def rest(self) -> bytes:
+        """What was fed and is not yet part of an event."""
+        return bytes(self._buffer)
+
+    def __len__(self) -> int:
+        """Bytes in ``rest``."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        """Yield the events that ``data`` completes. Exhaust it before feeding more."""
+        buffer = self._buffer
+        # A blank line may have begun in what came before; further back there is none, or it would have been found.
+        position = max(0, len(buffer) - _LONGEST_END + 1)
+        buffer += data
+        while match := _BLANK_LINE.search(buffer, position):
+            raw = bytes(buffer[: match.end()])
+            del buffer[: match.end()]
+            position = 0
+            yield _event(raw)
+
+
+def parse(data: bytes) -> Iterator[Event]:
+    """All events of a complete stream."""
+    return Parser().feed(data)
+
+
+def _event(raw: bytes) -> Event:
+    values: list[bytes] = []
+    name: bytes | None = None
+    for line in _LINES.split(raw):
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            values.append(value.removeprefix(b" "))
+        elif field == b"event":
+            name = value.removeprefix(b" ")
+    return Event(raw, b"\n".join(values) if values else None, name)

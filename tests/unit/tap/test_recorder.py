@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from driftwatch.settings import EngineKind, Segment
+from driftwatch.tap.hooks import Ending, Request
+from driftwatch.tap.metrics import DROP_REASONS, Metrics
+from driftwatch.tap.probe import Probe
+from driftwatch.tap.recorder import Recorder, outcome_of
+from driftwatch.tap.sampler import Sampler
+from driftwatch.tap.segments import Segments
+from driftwatch.wire.exchange import Exchange
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
+STREAM = [(b"content-type", b"text/event-stream")]
+JSON = [(b"content-type", b"application/json"), (b"content-length", b"9")]
+CHAT = "/v1/chat/completions"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """A recorder with its parts in reach."""
+
+    def __init__(self, kind: EngineKind = "openai", capture_bytes: int = 1000) -> None:
+        self.metrics = Metrics()
+        self.clock = Clock()
+        self.sampler = Sampler[Exchange](8, 15.0)
+        segments = Segments([Segment(label="tenant", header="x-tenant")])
+        probe = Probe("http://127.0.0.1:9", kind)
+        self.recorder = Recorder(capture_bytes, segments, self.sampler, probe, self.metrics, self.clock)
+
+    async def exchange(
+        self,
+        pieces: list[bytes],
+        *,
+        ending: Ending = "complete",
+        status: int = 200,
+        body: bytes | None = BODY,
+        headers: list[tuple[bytes, bytes]] = STREAM,
+        request_headers: dict[str, str] | None = None,
+        path: str = CHAT,
+    ) -> bytes:
+        """Go through the hooks as the relay does; a second passes before each piece. Returns what the client gets."""
+        lines = [(name.encode(), value.encode()) for name, value in (request_headers or {}).items()]
+        hooks = self.recorder.open(Request("POST", path, lines))
+        if hooks.capture_bytes:
+            hooks.body(body)
+        hooks.sent()
+        out = b""
+        if status:
+            hooks.head(status, headers)
+            for piece in pieces:
+                self.clock.now += 1
+                out += hooks.chunk(piece)
+        out += hooks.end(ending)
+        await asyncio.sleep(0)
+        return out
+
+    def kept(self) -> list[Exchange]:
+        return [kept.item for kept in self.sampler.flush()]
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"driftwatch_{name}", labels) or 0.0
+
+
+async def test_an_exchange_is_kept_as_it_was_seen() -> None:
+    bench = Bench()
+    pieces = [b"data: 1\n\n", b"data: 2\n\n", b'data: {"usage": {"completion_tokens": 5}}\n\n']
+    headers = {"x-tenant": "a", "x-request-id": "r-7", "x-session-id": "s-1", "authorization": "Bearer secret"}
+    assert await bench.exchange(pieces, request_headers=headers) == b"".join(pieces)
+    (kept,) = bench.kept()
+    assert (kept.id, kept.path, kept.request, kept.status) == ("r-7", CHAT, BODY, 200)
+    assert kept.response == b"".join(pieces)
+    assert kept.headers == {"content-type": "text/event-stream"}
+    assert kept.labels == {"tenant": "a"}
+    assert kept.session == "s-1"
+    assert (kept.ttft_s, kept.e2e_s) == (1.0, 3.0)
+    assert "secret" not in repr(kept)
+    assert bench.value("requests_total", segment="tenant=a", outcome="ok") == 1
+    assert bench.value("time_to_first_token_seconds_sum", segment="tenant=a") == 1.0
+    assert bench.value("time_per_output_token_seconds_sum", segment="tenant=a") == 0.5
+    assert bench.value("tap_added_seconds_count") == 1
+
+
+async def test_without_a_usable_id_each_exchange_gets_its_own() -> None:
+    bench = Bench()
+    for headers in ({}, {}, {"x-request-id": ""}, {"x-request-id": "x" * 257}):
+        await bench.exchange([b"x"], request_headers=dict(headers))
+    assert len({kept.id for kept in bench.kept()}) == 4
+
+
+async def test_chunks_are_not_taken_for_tokens() -> None:
+    bench = Bench()
+    text = b'data: {"content": "\\"completion_tokens\\": 5"}\n\n'
+    await bench.exchange([text, text])
+    assert bench.value("time_per_output_token_seconds_count", segment="tenant=none") == 0
+
+
+async def test_a_plain_answer_has_no_time_to_first_token() -> None:
+    bench = Bench()
+    await bench.exchange([b"{}"], headers=[(b"content-type", b"application/json")])
+    (kept,) = bench.kept()
+    assert (kept.ttft_s, kept.e2e_s) == (None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "outcome"),
+    [
+        ("complete", 200, "ok"),
+        ("complete", 302, "ok"),
+        ("complete", 404, "client_error"),
+        ("complete", 503, "engine_error"),
+        ("broken", 200, "engine_error"),
+        ("broken", 0, "engine_error"),
+        ("aborted", 200, "aborted"),
+        ("aborted", 0, "aborted"),
+        ("unreachable", 0, "unreachable"),
+    ],
+)
+async def test_outcomes(ending: Ending, status: int, outcome: str) -> None:
+    assert outcome_of(ending, status) == outcome
+    bench = Bench()
+    await bench.exchange([b"x"], ending=ending, status=status)
+    assert bench.value("requests_total", segment="tenant=none", outcome=outcome) == 1
+    assert len(bench.kept()) == (ending == "complete" and status == 200)
+
+
+async def test_a_client_that_leaves_at_the_last_event_has_got_all() -> None:
+    bench = Bench()
+    await bench.exchange([b"data: 1\n\n", b"data: [DONE]\n\n"], ending="aborted")
+    assert bench.value("requests_total", segment="tenant=none", outcome="ok") == 1
+    assert len(bench.kept()) == 1
+
+
+async def test_other_routes_are_counted_and_not_kept() -> None:
+    bench = Bench()
+    assert await bench.exchange([b"x"], path="/v1/embeddings") == b"x"
+    assert bench.value("requests_total", segment="unrecorded", outcome="ok") == 1
+    assert bench.kept() == []
+
+
+@pytest.mark.parametrize(("body", "piece"), [(None, b"x"), (BODY, b"x" * 2000)])
+async def test_what_is_too_large_is_relayed_and_counted(body: bytes | None, piece: bytes) -> None:
+    bench = Bench()
+    assert await bench.exchange([piece, b"end"], body=body) == piece + b"end"
+    assert bench.value("dropped_total", reason="too_large") == 1
+    assert bench.value("requests_total", segment="tenant=none", outcome="ok") == 1
+    assert bench.kept() == []
+
+
+@pytest.mark.parametrize("part", ["segments", "sampler"])
+async def test_it_fails_open(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("broken on purpose")
+
+    bench = Bench()
+    monkeypatch.setattr(bench.recorder.segments if part == "segments" else bench.sampler, _method(part), fail)
+    assert await bench.exchange([b"a", b"b"]) == b"ab"
+    assert bench.value("dropped_total", reason="recorder_error") == 1
+    segment = "other" if part == "segments" else "tenant=none"
+    assert bench.value("requests_total", segment=segment, outcome="ok") == 1
+
+
+def _method(part: str) -> str:
+    return "of" if part == "segments" else "add"
+
+
+async def test_only_vllm_is_asked_for_more() -> None:
+    request = Request("POST", CHAT, [(b"content-length", b"1"), (b"accept-encoding", b"gzip"), (b"x-a", b"b")])
+    assert Bench("openai").recorder.open(request).body(BODY) is None
+    replaced = Bench("vllm").recorder.open(request).body(BODY)
+    assert replaced is not None
+    body, headers = replaced
+    assert json.loads(body)["return_token_ids"] is True
+    length = b"%d" % len(body)
+    assert headers == [(b"content-length", length), (b"accept-encoding", b"identity"), (b"x-a", b"b")]
+
+
+async def test_a_head_waits_if_its_length_may_change() -> None:
+    for kind, headers, held in (("vllm", JSON, True), ("openai", JSON, False), ("vllm", STREAM, False)):
+        hooks = Bench(kind).recorder.open(Request("POST", CHAT, []))  # type: ignore[arg-type]
+        hooks.body(BODY)
+        assert hooks.head(200, headers) is held
+
+
+async def test_the_client_gets_the_stripped_answer_and_the_record_the_whole() -> None:
+    bench = Bench("vllm")
+    event = b'data: {"choices":[{"delta":{"content":"a"},"token_ids":[1]}]}\n\n'
+    out = await bench.exchange([event])
+    assert out == event.replace(b"[1]", b"null")
+    assert bench.kept()[0].response == event
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"), [(400, STREAM), (200, [*STREAM, (b"content-encoding", b"gzip")]), (200, [])]
+)
+async def test_answers_without_anything_to_strip_pass(status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    event = b'data: {"choices":[{"delta":{"content":"a"},"token_ids":[1]}]}\n\n'
+    assert await Bench("vllm").exchange([event], status=status, headers=headers) == event
+
+
+def test_every_reason_is_there_from_the_start() -> None:
+    metrics = Metrics()
+    assert all(metrics.registry.get_sample_value("driftwatch_dropped_total", {"reason": r}) == 0 for r in DROP_REASONS)
