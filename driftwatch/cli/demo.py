@@ -32,7 +32,7 @@ def demo(requests: int, seed: int, shift: bool, keep: bool, as_json: bool, cache
         from driftwatch.demo.report import Report, show
     except ModuleNotFoundError as error:
         raise needs_shadow(error) from None
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json, width=max(Console().width, 110))
     started = time.monotonic()
 
     def say(line: str) -> None:
