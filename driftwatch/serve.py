@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -36,11 +37,18 @@ class Child:
     command: list[str]
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
-    pause_s: float = 1.0
+    pause_s: float = 0.0
     start_at: float = 0.0
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self.command, start_new_session=True, preexec_fn=_end_with_parent)  # noqa: PLW1509  (no threads here)
+        # One process serves one registry; prometheus_client would read another meaning into this variable.
+        environment = {name: value for name, value in os.environ.items() if name != "PROMETHEUS_MULTIPROC_DIR"}
+        self.process = subprocess.Popen(
+            self.command,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509  (no threads here)
+        )
         self.started_at = time.monotonic()
         log.info("%s runs as process %d", self.name, self.process.pid)
 
@@ -49,10 +57,10 @@ class Child:
         now = time.monotonic()
         if self.process is not None and (code := self.process.poll()) is not None:
             if now - self.started_at > HEALTHY_S:
-                self.pause_s = 1.0
+                self.pause_s = 0.0
             log.error("%s ended with %s; starting it again in %.0f s", self.name, code, self.pause_s)
             self.process, self.start_at = None, now + self.pause_s
-            self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
+            self.pause_s = min(max(2 * self.pause_s, 1.0), LONGEST_PAUSE_S)
         if self.process is None and now >= self.start_at:
             self.start()
 

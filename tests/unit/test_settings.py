@@ -22,7 +22,10 @@ models:   [{name: "*", target: null, tokenizer: null, drafts: [{name: incumbent,
 shadow:   {device: auto, dtype: auto}
 sampling: {per_window: 8, window_s: 15, tokens_per_day: null}
 segments: [{label: tenant, header: x-tenant}, {label: prompt_bytes, bucket: [2048, 16384]}]
-detect:   {baseline: {mode: auto, min_requests: 500, min_hours: 24}, tolerance: 0.03, requests_between_false_alarms: 100000}
+detect:
+  baseline: {mode: auto, min_requests: 500, min_hours: 24}
+  tolerance: 0.03
+  requests_between_false_alarms: 100000
 retention: {payload_days: 7, replay_days: 90, text: false}
 """
 
