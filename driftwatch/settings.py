@@ -135,7 +135,11 @@ class Shadow(Section):
 class Sampling(Section):
     per_window: int = Field(8, ge=1, description="Requests sampled per segment and window.")
     window_s: float = Field(15.0, gt=0, description="Length of a sampling window in seconds.")
-    tokens_per_day: int | None = Field(None, ge=1, description="Budget of replayed tokens per day; none: no budget.")
+    tokens_per_day: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens replayed per day (UTC) at most; what comes after is stored and counted, not judged.",
+    )
 
 
 class Segment(Section):

@@ -68,7 +68,13 @@ def _store(store: Store, settings: Settings, body: bytes) -> samples.Stored:
         raise Problem(400, "empty", "the body holds no record", "send one Record, an array of them, or NDJSON")
     with store.write() as session:
         batch = [(record, _drafts(settings, record)) for record in records]
-        return samples.add(session, batch, now=time.time(), max_segments=settings.control.max_segments)
+        return samples.add(
+            session,
+            batch,
+            now=time.time(),
+            max_segments=settings.control.max_segments,
+            tokens_per_day=settings.sampling.tokens_per_day,
+        )
 
 
 def _drafts(settings: Settings, record: Record) -> list[str]:

@@ -30,8 +30,12 @@ class Judged:
 
 
 def unfolded(session: Session, limit: int) -> list[Judged]:
-    """The oldest replays without a fold mark, in order. A mark, not a watermark: ids commit out of order."""
+    """The oldest replays without a fold mark, in order. A mark, not a watermark: ids commit out of order.
+
+    They are locked until the transaction ends; another control passes over them.
+    """
     waiting = _joined().where(Replay.folded_at.is_(None)).order_by(Replay.sample_id, Replay.id).limit(limit)
+    waiting = waiting.with_for_update(of=Replay, skip_locked=True)
     return [_judged(row.Replay, row.Sample, row.model) for row in session.execute(waiting)]
 
 

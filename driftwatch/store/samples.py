@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from driftwatch.store.deployments import facts_of, find_or_create
 from driftwatch.store.schema import Outcome, Payload, Sample, Segment, Work
 
 OTHER = "other"
+DAY = 86_400.0
+BYTES_PER_TOKEN = 4
+"""A rough guess, for text that is not tokenised yet."""
 CHUNK = 500
 """Rows of one statement, well under the limits of both databases on parameters."""
 
@@ -39,46 +43,89 @@ def unpack_ids(data: bytes) -> list[int]:
     return ids
 
 
-def add(session: Session, batch: Sequence[tuple[Record, Sequence[str]]], *, now: float, max_segments: int) -> Stored:
+def add(
+    session: Session,
+    batch: Sequence[tuple[Record, Sequence[str]]],
+    *,
+    now: float,
+    max_segments: int,
+    tokens_per_day: int | None = None,
+) -> Stored:
     """Store records with the names of the drafts to judge on each; one already stored, by id, is a duplicate.
 
-    All happens in the caller's transaction: once it commits, nothing of it is lost or judged twice.
+    All happens in the caller's transaction: once it commits, nothing of it is lost or judged twice. Samples over the
+    day's budget of tokens are stored and counted, but bring no work.
     """
     known = set(session.scalars(select(Segment.id)))
+    left = math.inf if tokens_per_day is None else tokens_per_day - _spent(session, now)
     stored = 0
     for i in range(0, len(batch), CHUNK):
-        stored += _add_chunk(session, batch[i : i + CHUNK], known, now, max_segments)
+        chunk = _new(session, batch[i : i + CHUNK], known, now, max_segments)
+        left = _add_work(session, chunk, now, left)
+        stored += len(chunk)
     return Stored(stored, len(batch) - stored)
 
 
-def _add_chunk(
+@dataclass(frozen=True)
+class _New:
+    """A sample that was not there before."""
+
+    id: int
+    segment: str
+    tokens: int
+    drafts: Sequence[str]
+
+
+def _new(
     session: Session, batch: Sequence[tuple[Record, Sequence[str]]], known: set[str], now: float, max_segments: int
-) -> int:
+) -> list[_New]:
+    """Insert samples and payloads; those that are new."""
     first: dict[str, tuple[Record, Sequence[str]]] = {}
     for record, drafts in batch:
         first.setdefault(record.id, (record, drafts))
     deployments: dict[str, int] = {}
-    rows = []
+    rows = {}
     for record, _ in first.values():
         key = json.dumps([record.model, facts_of(record)], sort_keys=True)
         if key not in deployments:
             deployments[key] = find_or_create(session, record, now)
         segment = _segment(session, record, known, now, max_segments)
-        rows.append(_row(record, deployments[key], segment, now))
-    new = insert_new(session, Sample, rows, "request_id")
-    ids = {row.request_id: row.id for row in session.execute(_ids(new))}
+        rows[record.id] = _row(record, deployments[key], segment, now)
+    inserted = insert_new(session, Sample, list(rows.values()), "request_id")
+    ids = {row.request_id: row.id for row in session.execute(_ids(inserted))}
     insert_new(session, Payload, [_payload(ids[key], first[key][0]) for key in ids], "sample_id")
-    work = [
-        {"sample_id": ids[key], "draft": draft, "state": "pending", "attempts": 0, "queued_at": now}
-        for key in ids
-        if first[key][0].purpose == "estimate"
-        for draft in first[key][1]
-    ]
-    insert_new(session, Work, work, "id")
-    segments = Counter(row["segment"] for row in rows if row["request_id"] in ids)
-    for segment, count in sorted(segments.items()):
+    for segment, count in sorted(Counter(rows[key]["segment"] for key in ids).items()):
         count_outcome(session, segment, "stored", by=count)
-    return len(ids)
+    return [
+        _New(ids[key], rows[key]["segment"], rows[key]["tokens"], first[key][1] if _estimates(first[key][0]) else ())
+        for key in ids
+    ]
+
+
+def _estimates(record: Record) -> bool:
+    """Mining samples are training data: no estimate may come from them."""
+    return record.purpose == "estimate"
+
+
+def _add_work(session: Session, new: Sequence[_New], now: float, left: float) -> float:
+    """One piece of work a draft, while the budget lasts; what is left of it."""
+    work = []
+    for sample in new:
+        cost = sample.tokens * len(sample.drafts)
+        if cost > left:
+            count_outcome(session, sample.segment, "skipped", "over_budget")
+            continue
+        left -= cost
+        pending = {"sample_id": sample.id, "state": "pending", "attempts": 0, "queued_at": now}
+        work += [pending | {"draft": draft} for draft in sample.drafts]
+    insert_new(session, Work, work, "id")
+    return left
+
+
+def _spent(session: Session, now: float) -> int:
+    """Tokens that were given out for replay since midnight UTC, once for each draft."""
+    today = select(func.sum(Sample.tokens)).join(Work, Work.sample_id == Sample.id)
+    return session.scalar(today.where(Sample.arrived_at >= now - now % DAY)) or 0
 
 
 def _ids(request_ids: Sequence[str]) -> Select[str, int]:
@@ -107,6 +154,7 @@ def _row(record: Record, deployment_id: int, segment: str, now: float) -> dict[s
         "served_at": min(record.ts.timestamp(), now) if record.ts else now,  # a clock that is ahead stops no other
         "session": record.session,
         "labels": record.labels,
+        "tokens": _tokens(record),
         "retokenised": not record.has_ids,
         "temperature": record.temperature,
         "top_p": record.top_p,
@@ -116,6 +164,13 @@ def _row(record: Record, deployment_id: int, segment: str, now: float) -> dict[s
         "engine": record.engine.model_dump(exclude_none=True) if record.engine else None,
         "extra": _extra(record) or None,
     }
+
+
+def _tokens(record: Record) -> int:
+    if record.prompt_token_ids and record.output_token_ids:
+        return len(record.prompt_token_ids) + len(record.output_token_ids)
+    text = record.model_dump_json(include={"messages", "prompt", "output"})
+    return len(text) // BYTES_PER_TOKEN + 1
 
 
 def _extra(record: Record) -> dict[str, Any]:

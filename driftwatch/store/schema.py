@@ -72,6 +72,8 @@ class Sample(Base):
     """When the request was made, as its sender says; the arrival where that is unknown."""
     session: Mapped[str | None]
     labels: Mapped[dict[str, Any]]
+    tokens: Mapped[int]
+    """Prompt and output together; guessed from the length of the text where ids are not known."""
     retokenised: Mapped[bool]
     temperature: Mapped[float | None]
     top_p: Mapped[float | None]

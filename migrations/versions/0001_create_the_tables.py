@@ -101,6 +101,7 @@ def upgrade() -> None:
         sa.Column("served_at", sa.Double(), nullable=False),
         sa.Column("session", sa.Text(), nullable=True),
         sa.Column("labels", JSON, nullable=False),
+        sa.Column("tokens", sa.Integer(), nullable=False),
         sa.Column("retokenised", sa.Boolean(), nullable=False),
         sa.Column("temperature", sa.Double(), nullable=True),
         sa.Column("top_p", sa.Double(), nullable=True),

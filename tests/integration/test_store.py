@@ -129,6 +129,23 @@ def test_mining_samples_are_stored_but_never_judged(store: Store) -> None:
     assert (count(store, Sample), count(store, Work)) == (1, 0)
 
 
+def test_samples_over_the_days_budget_are_stored_but_not_judged(store: Store) -> None:
+    def add_two(first: int, now: float) -> None:
+        with store.write() as session:
+            batch = [(record(first + i), ["incumbent", "candidate"]) for i in range(2)]
+            samples.add(session, batch, now=now, max_segments=10, tokens_per_day=40)
+
+    add_two(0, 1.0)
+    assert count(store, Work) == 4, "2 samples of 6 tokens for 2 drafts: 24 of 40"
+    add_two(2, 2.0)
+    assert (count(store, Sample), count(store, Work)) == (4, 6)
+    with store.read() as session:
+        skipped = session.scalars(sa.select(Outcome).where(Outcome.reason == "over_budget")).one()
+    assert (skipped.outcome, skipped.samples) == ("skipped", 1)
+    add_two(4, DAY + 1.0)
+    assert count(store, Work) == 10
+
+
 def test_a_deployment_learns_facts_and_a_contradiction_makes_a_new_one(store: Store) -> None:
     add(store, [record(1, model="m", deployment={"engine": "vllm"})])
     add(store, [record(2, model="m", deployment={"engine": "vllm", "version": "1"})])
