@@ -8,69 +8,75 @@ from __future__ import annotations
 
 import gzip
 import io
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, Self, cast
 from urllib.parse import quote, unquote
 
+import orjson
 import zstandard
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from driftwatch.errors import RecordError
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Name = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
+FactName = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Purpose = Literal["estimate", "mining"]
 
 
 class Timing(BaseModel):
     """What the user waited for, in seconds."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
-    ttft_s: float | None = Field(None, ge=0)
-    tpot_s: float | None = Field(None, ge=0)
-    e2e_s: float | None = Field(None, ge=0)
+    ttft_s: Seconds | None = None
+    tpot_s: Seconds | None = None
+    e2e_s: Seconds | None = None
 
 
 class EngineFigures(BaseModel):
     """What the engine itself says of one request, in the words of the acceptance definitions (no bonus tokens)."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
-    windows: NonNegativeInt | None = None
-    drafted: NonNegativeInt | None = None
-    accepted: NonNegativeInt | None = None
-    accepted_histogram: list[NonNegativeInt] | None = None
-    accepted_per_window: list[NonNegativeInt] | None = None
-    drafted_per_window: list[NonNegativeInt] | None = None
+    windows: Count | None = None
+    drafted: Count | None = None
+    accepted: Count | None = None
+    accepted_histogram: list[Count] | None = None
+    accepted_per_window: list[Count] | None = None
+    drafted_per_window: list[Count] | None = None
 
 
 class Record(BaseModel):
     """One request and its answer: as token ids, or as text that is tokenised later and then marked ``retokenised``."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
-    id: str = Field(min_length=1, max_length=256)
+    id: Name = Field(min_length=1)
     prompt_token_ids: list[TokenId] | None = None
     output_token_ids: list[TokenId] | None = None
     messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
     output: str | None = None
-    temperature: float | None = Field(None, ge=0)
+    temperature: float | None = Field(None, ge=0, le=1e6, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = None
-    labels: dict[str, str] = {}
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    labels: dict[Name, Name] = Field({}, max_length=32)
     ts: AwareDatetime | None = None
-    session: str | None = Field(None, max_length=256)
-    model: str | None = None
-    adapter: str | None = None
-    finish_reason: str | None = None
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
-    cached_tokens: NonNegativeInt | None = None
+    session: Name | None = None
+    model: Name | None = None
+    adapter: Name | None = None
+    finish_reason: Name | None = None
+    weight: float = Field(1.0, gt=0, le=1e9)
+    cached_tokens: Count | None = None
     timing: Timing | None = None
     engine: EngineFigures | None = None
     purpose: Purpose = "estimate"
-    deployment: dict[str, str] = {}
+    deployment: dict[FactName, Name] = Field({}, max_length=32)
     """Facts known of what served the request: target, draft, engine, version, quantisation ..."""
 
     @model_validator(mode="after")
@@ -93,7 +99,10 @@ class Record(BaseModel):
 def parse_record(data: bytes | str, *, where: str) -> Record:
     """Parse one JSON object. Raises RecordError naming ``where``, the field and what is wrong with it."""
     try:
+        orjson.loads(data)  # the stricter reader: no NaN, no endless nesting
         return Record.model_validate_json(data)
+    except orjson.JSONDecodeError as error:
+        raise RecordError(f"{where}: not a JSON object ({error})") from None
     except ValidationError as error:
         raise RecordError(f"{where}: {explain(error)}") from None
 
@@ -131,7 +140,7 @@ def read_records(paths: Iterable[Path]) -> Iterator[Record]:
                 for number, line in enumerate(lines, 1):
                     if line.strip():
                         yield parse_record(line, where=f"{path}:{number}")
-            except (OSError, EOFError, zstandard.ZstdError) as error:
+            except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
                 raise RecordError(f"{path}: cannot be decompressed ({error}); is the file complete?") from None
 
 

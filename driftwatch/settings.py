@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -38,6 +40,9 @@ from pydantic_settings import (
 from driftwatch.acceptance import Rule
 from driftwatch.errors import SettingsError
 
+SECRET_KEYS = frozenset({"token", "secrets"})
+"""Keys whose values appear in no message."""
+
 EngineKind = Literal["auto", "vllm", "sglang", "trtllm", "openai"]
 
 
@@ -61,6 +66,15 @@ def host_port(listen: str) -> tuple[str, int]:
     """Split ``host:port``; brackets of an IPv6 host are removed."""
     host, _, port = listen.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+_PASSWORD = re.compile(r"(://[^/?#@]*:|[?&](?:password|token|key|secret)=)[^@/&#]+", re.IGNORECASE)
+
+
+def _refuse_twice(where: str, key: str, names: list[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"{where}: {key} {name!r} is given {count} times")
 
 
 class Section(BaseModel):
@@ -87,7 +101,7 @@ class Tap(Section):
 
 class Control(Section):
     listen: Listen = Field("127.0.0.1:9464", description="Admin API, metrics, web page; loopback only without a token.")
-    token: SecretStr | None = Field(None, description="Bearer token of the API; none: loopback only.")
+    token: SecretStr | None = Field(None, min_length=1, description="Bearer token of the API; none: loopback only.")
     token_file: Path | None = Field(None, description="File holding the bearer token.")
     metrics_listen: Listen | None = Field(
         None, description="Another listener for health and metrics alone, without token."
@@ -242,6 +256,24 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return env_settings, init_settings
 
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        _refuse_twice("segments", "label", [segment.label for segment in self.segments])
+        _refuse_twice("webhooks", "name", [webhook.name for webhook in self.webhooks])
+        _refuse_twice("models", "name", [model.name for model in self.models])
+        for model in self.models:
+            _refuse_twice(f"drafts of model {model.name!r}", "name", [draft.name for draft in model.drafts])
+        return self
+
+    def masked(self) -> dict[str, Any]:
+        """The settings without what is secret: tokens, and passwords inside URLs."""
+        values: dict[str, Any] = self.model_dump(mode="json")
+        for section in (values["engine"], values["store"], values["tap"], *values["webhooks"]):
+            for key in ("url", "control_url"):
+                if key in section:
+                    section[key] = _PASSWORD.sub(r"\1***", section[key])
+        return values
+
     def model_for(self, name: str | None) -> Model | None:
         """The entry for a served model name: an exact one before ``*``."""
         exact = [model for model in self.models if model.name == name]
@@ -263,6 +295,9 @@ def load(path: Path | None) -> Settings:
             raise SettingsError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(values, dict):
             raise SettingsError(f"{path}: the file must hold keys such as `engine:`, not a {type(values).__name__}")
+        for key in values:
+            if not isinstance(key, str):
+                raise SettingsError(f"{path}: unknown key `{key}`; known are {', '.join(Settings.model_fields)}")
     _refuse_unknown_environment()
     try:
         return Settings(**values)
@@ -273,10 +308,13 @@ def load(path: Path | None) -> Settings:
 
 
 def _refuse_unknown_environment() -> None:
-    """A mistyped DRIFTWATCH_ variable must not be ignored silently."""
+    """A mistyped DRIFTWATCH_ variable must not be ignored silently.
+
+    Only names with ``__`` are surely meant for us: Kubernetes sets DRIFTWATCH_PORT and the like for its Services.
+    """
     for name in os.environ:
         section = name.removeprefix("DRIFTWATCH_").split("__")[0].lower()
-        if name.startswith("DRIFTWATCH_") and section not in Settings.model_fields:
+        if name.startswith("DRIFTWATCH_") and "__" in name and section not in Settings.model_fields:
             raise SettingsError(f"environment: {name} names no setting; known are {', '.join(Settings.model_fields)}")
 
 
@@ -287,7 +325,8 @@ def _explain(error: ValidationError) -> str:
         return f"unknown key `{key}`{_similar(first['loc'])}"
     message = first["msg"].removeprefix("Value error, ")
     value = first["input"]
-    shown = "" if isinstance(value, dict) else f" (got {value!r})"
+    hidden = isinstance(value, dict) or not SECRET_KEYS.isdisjoint(first["loc"])
+    shown = "" if hidden else f" (got {value!r})"
     return f"`{key}`: {message}{shown}"
 
 

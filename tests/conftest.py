@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,13 +27,16 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a throwaway PostgreSQL server's maintenance database."""
-    folder = Path(tmp_path_factory.mktemp("postgres"))
-    server = _PostgresServer(folder)
-    server.start()
-    yield f"postgresql://dw@localhost/postgres?host={folder}&port={server.PORT}"
-    server.stop()
+def postgres() -> Iterator[str]:
+    """URL of a throwaway PostgreSQL server's maintenance database.
+
+    Not in pytest's own folder, which no other user may enter, and the server runs as one.
+    """
+    with tempfile.TemporaryDirectory(prefix="driftwatch-postgres-") as name:
+        server = _PostgresServer(Path(name))
+        server.start()
+        yield f"postgresql://dw@localhost/postgres?host={name}&port={server.PORT}"
+        server.stop()
 
 
 class _PostgresServer:
@@ -47,10 +51,6 @@ class _PostgresServer:
         self.prefix: list[str] = []
         if os.geteuid() == 0:  # the server refuses to run as root
             self.prefix = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-            for path in [folder, *folder.parents]:
-                if path == Path("/tmp"):
-                    break
-                path.chmod(0o755)
             shutil.chown(folder, "postgres", "postgres")
 
     def start(self) -> None:

@@ -70,8 +70,10 @@ def _bearer(token: str | None) -> Any:
     def check(request: Request) -> None:
         if token is None:
             return
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), token.encode()):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        # Header bytes come as latin-1: back to bytes, to compare them with the token's own.
+        same = hmac.compare_digest(given.strip().encode("latin-1"), token.encode())
+        if scheme.lower() != "bearer" or not same:
             raise Problem(
                 401, "unauthorized", "a bearer token is wanted", "send `Authorization: Bearer <control.token>`"
             )

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from driftwatch.errors import StoreError
+from driftwatch.errors import RecordError, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,10 @@ def install(app: FastAPI) -> None:
         log.error("%s", error)
         hint = "nothing of this request was stored; send it again later"
         return Problem(503, "store_unavailable", str(error), hint).response()
+
+    @app.exception_handler(RecordError)
+    async def _value(_request: Request, error: RecordError) -> JSONResponse:
+        return Problem(400, "invalid_parameter", str(error), "correct the parameter").response()
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:

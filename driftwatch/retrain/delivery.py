@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import httpx
@@ -29,6 +30,9 @@ LONGEST_RETRY_S = 6 * 3600.0
 ATTEMPTS = 16
 """With the waits above about two days, then the delivery is dead until somebody sends it again."""
 TIMEOUT_S = 10.0
+"""Longest silence of a receiver."""
+DEADLINE_S = 20.0
+"""Longest wait for its whole answer."""
 GONE = 410
 
 
@@ -60,8 +64,10 @@ class Courier:
         self._webhooks: Mapping[str, Webhook] = {hook.name: hook for hook in webhooks}
         self._signers = {hook.name: signers(hook) for hook in webhooks}
         self._client = httpx.Client(timeout=TIMEOUT_S, follow_redirects=False, trust_env=False)
+        self._threads = ThreadPoolExecutor(thread_name_prefix="webhook")
 
     def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
     def run(self) -> int:
@@ -88,18 +94,25 @@ class Courier:
             return "the endpoint is no longer configured", None
         headers = sign(self._signers[webhook.name], delivery.event_id, delivery.body, datetime.now(UTC))
         headers["content-type"] = "application/cloudevents+json; charset=utf-8"
+        attempt = self._threads.submit(self._post, webhook.url, delivery.body, headers)
         try:
-            with self._client.stream("POST", webhook.url, content=delivery.body, headers=headers) as response:
+            return attempt.result(DEADLINE_S)
+        except TimeoutError:  # it drips: the thread goes on to its own end, the others need not wait for it
+            return f"no whole answer within {DEADLINE_S:.0f} s", None
+
+    def _post(self, url: str, body: bytes, headers: dict[str, str]) -> tuple[str | None, float | None]:
+        try:
+            with self._client.stream("POST", url, content=body, headers=headers) as response:
                 if response.is_success:
                     return None, None
                 return f"{response.status_code} {response.reason_phrase}".strip(), _retry_after(response)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             return f"{type(error).__name__}: {error}", None
 
 
 def _retry_after(response: httpx.Response) -> float | None:
     value = response.headers.get("retry-after", "")
-    return min(float(value), LONGEST_RETRY_S) if value.isdigit() else None
+    return min(float(value), LONGEST_RETRY_S) if value.isascii() and value.isdigit() else None
 
 
 def _settle(delivery: Delivery, error: str | None, wait_s: float | None) -> int:

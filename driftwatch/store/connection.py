@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from driftwatch.errors import StoreError
+from driftwatch.errors import RecordError, StoreError
 from driftwatch.store.schema import Base
 
 BUSY_SECONDS = 10
@@ -27,8 +27,8 @@ class Store:
         wanted = "write sqlite:///FILE or postgresql+psycopg://..."
         try:
             self.url = make_url(url)
-        except ArgumentError:
-            raise StoreError(f"store.url {url!r} is not a URL; {wanted}") from None
+        except (ArgumentError, ValueError):
+            raise StoreError(f"store.url is not a URL; {wanted}") from None
         if self.url.get_backend_name() not in ("sqlite", "postgresql"):
             raise StoreError(f"store.url: {self.url.get_backend_name()} is not supported; {wanted}")
         try:
@@ -41,7 +41,8 @@ class Store:
     @property
     def name(self) -> str:
         """The URL without its password, for messages."""
-        return self.url.render_as_string(hide_password=True)
+        query = {key: "***" if key == "password" else value for key, value in self.url.query.items()}
+        return self.url.set(query=query).render_as_string(hide_password=True)
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -50,7 +51,10 @@ class Store:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """Commits at the end, rolls back on any error. Raises StoreError if the database cannot take it."""
+        """Commits at the end, rolls back on any error.
+
+        Raises StoreError if the database cannot be reached or written, RecordError for a value that it cannot hold.
+        """
         with self._session(self._writer) as session:
             yield session
             session.commit()
@@ -60,6 +64,9 @@ class Store:
         try:
             with Session(engine, expire_on_commit=False) as session:
                 yield session
+        except (DataError, OverflowError) as error:
+            reason = _reason(error) if isinstance(error, DataError) else str(error)
+            raise RecordError(f"a value that the store cannot hold: {reason}") from error
         except SQLAlchemyError as error:
             raise StoreError(f"store {self.name}: {_reason(error)}") from error
 

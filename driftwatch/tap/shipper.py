@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 from collections import Counter, deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -14,16 +15,18 @@ from typing import Literal
 import aiohttp
 
 from driftwatch.tap.metrics import Metrics
-from driftwatch.tap.upstream import pieces
 
 logger = logging.getLogger(__name__)
 
 BATCH_RECORDS = 200
 BATCH_BYTES = 8_000_000
+PIECE = 64 * 1024
 QUEUE_BYTES = 256 * 1024 * 1024
 """Bound of the queue beside its number of records: these may be large."""
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 30.0
+AWAY = frozenset({401, 403, 404, 408, 429, 502, 503, 504})
+"""Answers that are no verdict on the records: control is busy, changes its token, or is not the one that answered."""
 TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
 
 _Verdict = Literal["stored", "refused", "away"]
@@ -49,6 +52,7 @@ class Shipper:
         self._metrics = metrics
         self._queue: deque[Line] = deque()
         self._bytes = 0
+        self._records = BATCH_RECORDS
         self._waiting = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -80,12 +84,17 @@ class Shipper:
                     pause = min(2 * pause, LONGEST_RETRY_S)
                     continue
                 pause = FIRST_RETRY_S
+                if verdict == "refused" and len(batch) > 1:
+                    # One record is wrong, or a few: find them by halves, and lose no other.
+                    self._records = len(batch) // 2
+                    continue
                 self._take(len(batch))
+                self._records = min(2 * self._records, BATCH_RECORDS)
                 if verdict == "refused":
                     self._drop(batch, "refused")
+                    continue
                 for segment, count in Counter(line.segment for line in batch).items():
-                    if verdict == "stored":
-                        self._metrics.sample(segment, "sent", count)
+                    self._metrics.sample(segment, "sent", count)
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until the queue is empty; drop and count what is left after ``timeout_s``."""
@@ -115,9 +124,9 @@ class Shipper:
                         logger.info("control is back: sending samples again")
                     return "stored"
                 text = (await response.content.read(500)).decode(errors="replace")
-                # Busy is away, not a verdict on these records.
-                if 400 <= response.status < 500 and response.status not in (408, 429):
-                    logger.error("control refused %d samples: %d %s", len(batch), response.status, text)
+                if response.status not in AWAY:
+                    if len(batch) == 1:
+                        logger.error("control refused a sample: %d %s", response.status, text)
                     return "refused"
                 reason = f"{response.status} {text}"
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -129,7 +138,7 @@ class Shipper:
     def _batch(self) -> list[Line]:
         batch: list[Line] = []
         size = 0
-        for line in islice(self._queue, BATCH_RECORDS):
+        for line in islice(self._queue, self._records):
             size += len(line.data) + 1
             if batch and size > BATCH_BYTES:
                 break
@@ -147,3 +156,9 @@ class Shipper:
         self._metrics.drop(reason, len(lines))
         for line in lines:
             self._metrics.sample(line.segment, "dropped")
+
+
+async def pieces(data: bytes) -> AsyncIterator[bytes]:
+    """A body in pieces: one large write would hold up every stream of the relay."""
+    for begin in range(0, len(data), PIECE):
+        yield data[begin : begin + PIECE]

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -139,6 +140,42 @@ def test_retry_after_is_honoured(store: Store) -> None:
     (row,) = deliveries(store)
     assert row.error == "429 Too Many Requests"
     assert 700 < row.due_at - time.time() < 1300
+
+
+def test_a_retry_after_that_is_no_number_holds_up_nobody(store: Store) -> None:
+    with receiving((503, {"retry-after": "\xb2"})) as receiver, courier(store, hook(receiver.url)) as sender:
+        queue(store, [hook(receiver.url)], "e1")
+        assert sender.run() == 0
+    assert deliveries(store)[0].attempts == 1
+
+
+def test_a_receiver_that_drips_holds_up_others_only_until_the_deadline(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftwatch.retrain.delivery.DEADLINE_S", 0.5)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as slow, receiving() as receiver:
+
+        def drip() -> None:
+            connection, _ = slow.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+                while not over.wait(0.1):
+                    connection.sendall(b"y")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        slow_url = f"http://127.0.0.1:{slow.getsockname()[1]}/"
+        hooks = [hook(slow_url, name="slow"), hook(receiver.url, name="quick")]
+        with courier(store, *hooks) as sender:
+            queue(store, hooks, "e1")
+            assert sender.run() == 1
+            over.set()
+            thread.join()
+    found = {row.endpoint: (row.state, row.error) for row in deliveries(store)}
+    assert found["quick"] == ("delivered", None)
+    assert found["slow"][0] == "pending"
+    assert "no whole answer within" in (found["slow"][1] or "")
 
 
 def test_events_stay_in_order_behind_one_that_fails(store: Store) -> None:

@@ -43,6 +43,15 @@ def test_text_stands_in_for_ids() -> None:
         (json.dumps(GOOD | {"ts": "2026-01-01T00:00:00"}), "ts: .*timezone"),
         (json.dumps(GOOD | {"weight": 0}), "weight: .*greater than 0"),
         (json.dumps(GOOD | {"labels": {"tenant": 1}}), "labels.tenant: .*string"),
+        (json.dumps(GOOD | {"weight": 1e160}), "weight: .*less than or equal"),
+        (json.dumps(GOOD | {"weight": "2"}), "weight: .*valid number"),
+        (json.dumps(GOOD | {"prompt_token_ids": ["5"]}), "prompt_token_ids.0: .*valid integer"),
+        (json.dumps(GOOD | {"top_k": 2**31}), "top_k: .*less than"),
+        (json.dumps(GOOD | {"session": "a\x00"}), "session: .*pattern"),
+        (json.dumps(GOOD | {"labels": {"tenant": "x" * 300}}), "labels.tenant: .*at most 256"),
+        (json.dumps(GOOD | {"deployment": {"a-b": "x"}}), "deployment"),
+        (json.dumps(GOOD | {"seed": float("nan")}), "f.jsonl:3: not a JSON object"),
+        ("[" * 2000, "f.jsonl:3: not a JSON object"),
     ],
 )
 def test_a_wrong_record_is_one_line_that_names_place_field_and_value(record: str, message: str) -> None:

@@ -65,6 +65,10 @@ def test_the_environment_wins_key_by_key(tmp_path: Path, monkeypatch: pytest.Mon
         ("segments: [{label: tenant}]", "'tenant' needs a header or a json_path"),
         ("segments: [{label: a, header: b, bucket: [2, 1]}]", "must rise"),
         ("models: [{name: a, rule: maybe}]", "`models.0.rule`: .*got 'maybe'"),
+        ("control: {token: '', listen: '0.0.0.0:9464'}", "`control.token`: .*at least 1"),
+        ("webhooks: [{name: a, url: 'http://x'}, {name: a, url: 'http://y'}]", "webhooks: name 'a' is given 2 times"),
+        ("models: [{name: m, drafts: [{name: a}, {name: a}]}]", "drafts of model 'm': name 'a' is given 2 times"),
+        ("1: 2", "unknown key `1`"),
         ("- a\n- b", "the file must hold keys"),
         ("engine: {", "not YAML"),
     ],
@@ -80,6 +84,35 @@ def test_a_mistyped_variable_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("DRIFTWATCH_ENGIN__URL", "http://x")
     with pytest.raises(SettingsError, match="DRIFTWATCH_ENGIN__URL names no setting"):
         load(None)
+
+
+def test_the_variables_that_kubernetes_sets_for_services_are_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DRIFTWATCH_PORT", "DRIFTWATCH_CONTROL_SERVICE_HOST", "DRIFTWATCH_TAP_PORT_8080_TCP_ADDR"):
+        monkeypatch.setenv(name, "10.0.0.1")
+    assert load(None) == Settings()
+
+
+@pytest.mark.parametrize(
+    "text", ["control: {token: 123456789}", "webhooks: [{name: a, url: 'http://x', secrets: whsec_S}]"]
+)
+def test_an_error_never_shows_a_secret(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(write(tmp_path, text))
+    assert "123456789" not in str(caught.value)
+    assert "whsec_S" not in str(caught.value)
+
+
+def test_masked_settings_hold_no_secret(tmp_path: Path) -> None:
+    text = """
+    engine: {url: "http://user:hunter2@engine:1/path"}
+    store: {url: "postgresql+psycopg://dw:hunter2@db/x?password=hunter2&port=1"}
+    webhooks: [{name: a, url: "https://:hunter2@hook/?token=hunter2", secrets: [whsec_hunter2]}]
+    control: {token: hunter2}
+    """
+    masked = str(load(write(tmp_path, text)).masked())
+    assert "hunter2" not in masked
+    assert "@engine:1/path" in masked
+    assert "port=1" in masked
 
 
 def test_a_list_in_the_environment_that_is_not_json_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ class Control:
     def __init__(self, status: int = 201) -> None:
         self.status = status
         self.batches: list[list[dict[str, Any]]] = []
+        self.stored: list[list[dict[str, Any]]] = []
+        self.wrong: set[int] = set()
         self.headers: list[dict[str, str]] = []
         self.got = asyncio.Event()
 
@@ -31,7 +33,10 @@ class Control:
         self.batches.append([json.loads(line) for line in body.splitlines()])
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.got.set()
-        return web.Response(status=self.status, text='{"stored": 1}')
+        wrong = any(one["id"] in self.wrong for one in self.batches[-1])
+        if not wrong and self.status == 201:
+            self.stored.append(self.batches[-1])
+        return web.Response(status=400 if wrong else self.status, text='{"stored": 1}')
 
     @contextlib.asynccontextmanager
     async def on(self, port: int) -> AsyncIterator[None]:
@@ -156,19 +161,32 @@ async def test_the_queue_is_bounded_in_bytes_too(port: int, metrics: Metrics, mo
     assert value(metrics, "driftwatch_dropped_total", reason="queue_full") == 1
 
 
-async def test_refused_samples_are_dropped_with_one_line(
+async def test_a_refused_sample_is_dropped_with_one_line_and_costs_no_other(
     port: int, metrics: Metrics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    control, shipper = Control(422), make(port, metrics)
-    shipper.put(line(1))
-    shipper.put(line(2))
+    control, shipper = Control(), make(port, metrics)
+    control.wrong = {3, 5}
+    for number in range(8):
+        shipper.put(line(number))
     async with control.on(port), running(shipper):
         await shipper.drain(10)
-    assert len(control.batches) == 1
+    stored = [one["id"] for batch in control.stored for one in batch]
+    assert sorted(stored) == [0, 1, 2, 4, 6, 7]
     assert value(metrics, "driftwatch_dropped_total", reason="refused") == 2
-    assert [entry.message for entry in caplog.records if entry.name == module.__name__] == [
-        'control refused 2 samples: 422 {"stored": 1}'
-    ]
+    assert value(metrics, "driftwatch_samples_total", segment="tenant=a", outcome="sent") == 6
+    lines = [entry.message for entry in caplog.records if entry.name == module.__name__]
+    assert lines == ['control refused a sample: 400 {"stored": 1}'] * 2
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 503])
+async def test_an_answer_that_is_no_verdict_holds_the_samples(port: int, metrics: Metrics, status: int) -> None:
+    control, shipper = Control(status), make(port, metrics)
+    shipper.put(line(1))
+    async with control.on(port), running(shipper):
+        await asyncio.wait_for(control.got.wait(), 10)
+        control.status = 201
+        await shipper.drain(10)
+    assert value(metrics, "driftwatch_samples_total", segment="tenant=a", outcome="sent") == 1
 
 
 async def test_what_is_left_at_the_end_is_counted(port: int, metrics: Metrics) -> None:
