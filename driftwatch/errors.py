@@ -23,5 +23,9 @@ class ModelError(DriftwatchError):
     """A draft, target or tokenizer cannot be read, or does not fit the others."""
 
 
+class ProfileError(DriftwatchError):
+    """A cost profile cannot be read, or cannot say what it is asked for."""
+
+
 class EngineError(DriftwatchError):
     """The inference engine cannot be reached or answers what it should not."""
