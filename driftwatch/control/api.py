@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from sqlalchemy import select
 
 from driftwatch.control import reports
+from driftwatch.control.changes import KIND
 from driftwatch.control.problems import Problem
 from driftwatch.control.reports import event_dict, rfc3339
 from driftwatch.records import segment_labels
@@ -65,8 +66,10 @@ def router(store: Store, settings: Settings) -> APIRouter:
     def get_deployments(limit: Limit = 100) -> dict[str, Any]:
         """What has been serving, newest first."""
         with store.read() as session:
-            query = select(Deployment).order_by(Deployment.id.desc()).limit(limit)
-            return {"deployments": [_deployment(row) for row in session.scalars(query)]}
+            rows = session.scalars(select(Deployment).order_by(Deployment.id.desc()).limit(limit)).all()
+            changed = select(Event).where(Event.kind == KIND, Event.deployment_id.in_([row.id for row in rows]))
+            events = {event.deployment_id: event for event in session.scalars(changed)}
+            return {"deployments": [_deployment(row, events.get(row.id)) for row in rows]}
 
     @routes.get("/retrains")
     def get_retrains(limit: Limit = 100) -> dict[str, Any]:
@@ -94,9 +97,7 @@ def router(store: Store, settings: Settings) -> APIRouter:
     @routes.get("/config")
     def get_config() -> dict[str, Any]:
         """The settings in force; secrets are masked."""
-        config = settings.model_dump(mode="json")
-        config["store"]["url"] = store.name
-        return config
+        return settings.masked()
 
     return routes
 
@@ -105,9 +106,14 @@ def _unknown(what: str, id: str) -> Problem:
     return Problem(404, f"unknown_{what}", f"no {what} {id!r}", f"GET /v1/{what}s lists those there are")
 
 
-def _deployment(row: Deployment) -> dict[str, Any]:
+def _deployment(row: Deployment, event: Event | None) -> dict[str, Any]:
     seen = {"first_seen": rfc3339(row.first_seen), "last_seen": rfc3339(row.last_seen)}
-    return {"id": row.id, "model": row.model, "facts": row.facts} | seen
+    change = None
+    if event is not None:
+        before = event.details["before"]["deployment"]
+        facts = {key: event.details[key] for key in ("cause", "changed")}
+        change = {"event_id": event.id, "before": before} | facts
+    return {"id": row.id, "model": row.model, "facts": row.facts} | seen | {"change": change}
 
 
 def _retrain(row: Retrain) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
+from driftwatch.control import changes
 from driftwatch.control.problems import Problem
 from driftwatch.errors import RecordError
 from driftwatch.records import Record, parse_record
@@ -62,22 +63,30 @@ async def _read(request: Request) -> bytes:
 def _store(store: Store, settings: Settings, body: bytes) -> samples.Stored:
     try:
         records = list(parse(body))
+        if not records:
+            raise Problem(400, "empty", "the body holds no record", "send one Record, an array of them, or NDJSON")
+        return _add(store, settings, records, time.time())
     except RecordError as error:
         raise Problem(400, "invalid_record", str(error), "correct that record and send all of them again") from None
-    if not records:
-        raise Problem(400, "empty", "the body holds no record", "send one Record, an array of them, or NDJSON")
+
+
+def _add(store: Store, settings: Settings, records: list[Record], now: float) -> samples.Stored:
     with store.write() as session:
-        batch = [(record, _drafts(settings, record)) for record in records]
-        return samples.add(
+        stored = samples.add(
             session,
-            batch,
-            now=time.time(),
+            [(record, _drafts(settings, record)) for record in records],
+            now=now,
             max_segments=settings.control.max_segments,
             tokens_per_day=settings.sampling.tokens_per_day,
         )
+        for change in stored.changes:
+            changes.tell(session, settings, change, now)
+        return stored
 
 
 def _drafts(settings: Settings, record: Record) -> list[str]:
+    if not record.has_ids and not record.output:
+        return []  # figures alone, from an engine's log
     model = settings.model_for(record.model)
     return [draft.name for draft in model.drafts if draft.path is not None] if model else []
 
@@ -91,7 +100,11 @@ def parse(body: bytes) -> Iterator[Record]:
         except orjson.JSONDecodeError as error:
             raise RecordError(f"the body is not JSON: {error}") from None
         for number, item in enumerate(items):
-            yield parse_record(orjson.dumps(item), where=f"record {number}")
+            try:
+                one = orjson.dumps(item)
+            except TypeError:
+                raise RecordError(f"record {number}: nested too deeply") from None
+            yield parse_record(one, where=f"record {number}")
         return
     try:
         orjson.loads(text)

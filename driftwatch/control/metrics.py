@@ -13,6 +13,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from driftwatch.control import reports
+from driftwatch.control.judge import REFUSED
 from driftwatch.control.reports import CellReport
 from driftwatch.drift.sums import Figure
 from driftwatch.store import outbox, samples
@@ -20,6 +21,7 @@ from driftwatch.store.connection import Store
 from driftwatch.store.schema import Outcome
 
 CELL = ("model", "draft", "segment", "split")
+LIVE_CELL = ("model", "draft", "segment")
 STATES = ("learning", "watching", "drifting")
 
 COUNTERS = {
@@ -31,10 +33,20 @@ COUNTERS = {
     "accepted_tokens": "Proposals that the target accepted, bonus tokens left out.",
     "rejected_tokens": "Proposals that the target tested and refused.",
 }
+LIVE_COUNTERS = {
+    "requests": "Requests whose own figures the engine gave.",
+    "tokens": "Output tokens of those requests: all but the first of each.",
+    "steps": "Passes of the target after prefill.",
+    "windows": "Steps with at least one proposal.",
+    "drafted_tokens": "Proposals made, as the engine counts them.",
+    "accepted_tokens": "Proposals accepted, as the engine counts them: behind the last served token too.",
+    "rejected_tokens": "Proposals tested and refused, where the engine says enough to know.",
+}
 GAUGES: dict[Figure, str] = {
     "acceptance_length": "Tokens per window over the last 24 hours, bonus included.",
     "hit_rate": "Accepted over tested proposals, last 24 hours.",
 }
+LIVE_GAUGES: dict[Figure, str] = GAUGES | {"acceptance_rate": "Accepted over drafted proposals, last 24 hours."}
 
 
 def registry(store: Store) -> CollectorRegistry:
@@ -57,14 +69,20 @@ class StoreCollector(Collector):
         now = time.time()
         with self._store.read() as session:
             cells = list(reports.cells(session, now))
-            yield from _counters(cells)
-            yield from _judgement(cells)
+            shadow = [report for report in cells if report.cell.channel == "shadow"]
+            live = [report for report in cells if report.cell.channel == "live"]
+            yield from _counters(shadow)
+            yield from _live_counters(live)
+            yield from _judgement(shadow, GAUGES, "driftwatch_")
+            yield from _judgement(live, LIVE_GAUGES, "driftwatch_live_")
             yield from _loop(session, now)
             yield _deployments(cells)
 
 
-def _labels(report: CellReport) -> tuple[str, str, str, str]:
-    return report.deployment.model, report.cell.draft, report.cell.segment, report.cell.split
+def _labels(report: CellReport) -> tuple[str, ...]:
+    """The engine knows no split."""
+    labels = report.deployment.model, report.cell.draft, report.cell.segment
+    return labels if report.cell.channel == "live" else (*labels, report.cell.split)
 
 
 def _counters(cells: list[CellReport]) -> Iterator[Metric]:
@@ -88,6 +106,25 @@ def _counters(cells: list[CellReport]) -> Iterator[Metric]:
             plain_at.add_metric((*labels, str(d)), sum(float(counts[g, d]) for counts, _, g in at))
             weighted_at.add_metric((*labels, str(d)), sum(float(counts[g, d]) for _, counts, g in at))
     yield from (*plain.values(), *weighted.values(), plain_at, weighted_at)
+
+
+def _live_counters(cells: list[CellReport]) -> Iterator[Metric]:
+    """The engine's own counts over all deployments; what it does not say is absent."""
+    known: dict[str, Figure] = {"drafted_tokens": "acceptance_rate", "rejected_tokens": "hit_rate"}
+    counters = {name: _counter(f"driftwatch_live_{name}", text, LIVE_CELL) for name, text in LIVE_COUNTERS.items()}
+    text = "Windows in which this depth was accepted."
+    at = _counter("driftwatch_live_accepted_at_depth", text, (*LIVE_CELL, "depth"))
+    for labels, group in _by_labels(cells).items():
+        for name, family in counters.items():
+            telling = [report for report in group if report.gives(known.get(name, "steps_per_token"))]
+            if telling:
+                family.add_metric(labels, sum(_plain(report, name) for report in telling))
+        telling = [report for report in group if report.gives("hit_rate")]
+        for d in range(max((report.cell.gamma for report in telling), default=0)):
+            deep = [report for report in telling if d < report.cell.gamma]
+            counts = [float(report.sums.tally.accepted_at[report.cell.gamma - 1, d]) for report in deep]
+            at.add_metric((*labels, str(d)), sum(counts))
+    yield from (*counters.values(), at)
 
 
 def _by_labels(cells: list[CellReport]) -> dict[tuple[str, ...], list[CellReport]]:
@@ -127,20 +164,24 @@ def _weighted(report: CellReport, name: str) -> float:
     return sums.total(names[name], gamma)
 
 
-def _judgement(cells: list[CellReport]) -> Iterator[Metric]:
+def _judgement(cells: list[CellReport], gauges: dict[Figure, str], prefix: str) -> Iterator[Metric]:
     """Gauges of the newest deployment of each cell; one without enough data is absent, never zero."""
-    newest = [max(group, key=lambda report: report.cell.deployment_id) for group in _by_labels(cells).values()]
-    for name, text in GAUGES.items():
+    names = LIVE_CELL if gauges is LIVE_GAUGES else CELL
+    newest = [
+        max(group, key=lambda report: (report.cell.deployment_id, report.cell.id))
+        for group in _by_labels(cells).values()
+    ]
+    for name, text in gauges.items():
         for suffix, part in (("", "value"), ("_lower", "lower"), ("_upper", "upper")):
-            family = _gauge(f"driftwatch_{name}{suffix}", text if not suffix else f"{text} 95% limit.", CELL)
+            family = _gauge(f"{prefix}{name}{suffix}", text if not suffix else f"{text} 95% limit.", names)
             for report in newest:
                 value = getattr(report.estimate(name), part)
                 if value is not None:
                     family.add_metric(_labels(report), value)
             yield family
-    evidence = _gauge("driftwatch_drift_evidence_ratio", "Evidence of a fall, log M / log A: 1 is an alarm.", CELL)
-    active = _gauge("driftwatch_drift_active", "1 while a drift event is open.", (*CELL, "kind", "cause"))
-    states = _gauge("driftwatch_baseline_state", "1 for the state that the cell is in.", (*CELL, "state"))
+    evidence = _gauge(f"{prefix}drift_evidence_ratio", "Evidence of a fall, log M / log A: 1 is an alarm.", names)
+    active = _gauge(f"{prefix}drift_active", "1 while a drift event is open.", (*names, "kind", "cause"))
+    states = _gauge(f"{prefix}baseline_state", "1 for the state that the cell is in.", (*names, "state"))
     for report in newest:
         labels = _labels(report)
         evidence.add_metric(labels, report.state.evidence_ratio)
@@ -154,12 +195,16 @@ def _judgement(cells: list[CellReport]) -> Iterator[Metric]:
 def _loop(session: Session, now: float) -> Iterator[Metric]:
     counted = _counter("driftwatch_samples", "Samples by how they ended.", ("segment", "outcome"))
     reasons = _counter("driftwatch_samples_unjudged", "Samples that were not judged, and why.", ("outcome", "reason"))
-    ended = select(Outcome.segment, Outcome.outcome, func.sum(Outcome.samples))
+    refused = _counter("driftwatch_live_refused", "Requests whose engine figures went into no cell.", ("reason",))
+    ended = select(Outcome.segment, Outcome.outcome, func.sum(Outcome.samples)).where(Outcome.outcome != REFUSED)
     for row in session.execute(ended.group_by(Outcome.segment, Outcome.outcome)):
         counted.add_metric((row[0], row[1]), row[2])
     unjudged = select(Outcome.outcome, Outcome.reason, func.sum(Outcome.samples)).where(Outcome.reason != "")
     for row in session.execute(unjudged.group_by(Outcome.outcome, Outcome.reason)):
-        reasons.add_metric((row[0], row[1]), row[2])
+        if row[0] == REFUSED:
+            refused.add_metric((row[1],), row[2])
+        else:
+            reasons.add_metric((row[0], row[1]), row[2])
     waiting, oldest = samples.waiting(session)
     depth = _gauge("driftwatch_queue_depth", "Entries waiting in a queue.", ("queue",))
     depth.add_metric(("work",), waiting)
@@ -170,7 +215,7 @@ def _loop(session: Session, now: float) -> Iterator[Metric]:
     for outcome in ("delivered", "dead"):
         deliveries.add_metric((outcome,), counts.get(outcome, 0))
     depth.add_metric(("webhooks",), counts.get("pending", 0))
-    yield from (counted, reasons, depth, lag, deliveries)
+    yield from (counted, reasons, refused, depth, lag, deliveries)
 
 
 def _deployments(cells: list[CellReport]) -> Metric:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from driftwatch.control.judge import figure
+from driftwatch.control.cells import figure, fitted
 from driftwatch.drift.cell import CellState
 from driftwatch.drift.interval import Estimate
+from driftwatch.drift.live import METRICS, Metric
 from driftwatch.drift.sums import Figure, Sums
 from driftwatch.records import segment_labels
 from driftwatch.store.schema import Cell, CellHour, Deployment, Event
@@ -32,27 +33,46 @@ class CellReport:
     recent: Sums
     open_event: Event | None
 
+    @property
+    def metric(self) -> Metric:
+        """What the detector watches."""
+        return cast("Metric", self.cell.metric)
+
+    def gives(self, name: Figure) -> bool:
+        """Whether the counts behind a figure are known: an engine may say less than a replay."""
+        return name == "steps_per_token" or METRICS.index(name) >= METRICS.index(self.metric)
+
     def estimate(self, name: Figure) -> Estimate:
-        """A figure over the last 24 hours at the configured gamma."""
+        """A figure over the last 24 hours at the cell's gamma; empty where it is not known."""
+        if not self.gives(name):
+            return Estimate(None, None, None, self.recent.requests, 0.0, 0.0)
         return self.recent.interval(name, self.cell.gamma)
 
+    def counts(self) -> dict[str, Any]:
+        """Lifetime counts and ratios; None where not known."""
+        found = self.sums.tally.figures(self.cell.gamma)
+        unknown = [] if self.gives("hit_rate") else ["rejected", "hit_rate", "accepted_per_depth"]
+        unknown += [] if self.gives("acceptance_rate") else ["drafted", "acceptance_rate"]
+        return found | dict.fromkeys(unknown)
+
     def as_dict(self) -> dict[str, Any]:
-        gamma = self.cell.gamma
         baseline = self.state.baseline
         return {
             "segment": self.cell.segment,
             "labels": segment_labels(self.cell.segment),
             "split": self.cell.split,
+            "channel": self.cell.channel,
             "draft": self.cell.draft,
             "model": self.deployment.model,
             "deployment": self.deployment.id,
-            "gamma": gamma,
+            "gamma": self.cell.gamma,
+            "metric": self.metric,
             "state": self.state.state,
             "requests": self.sums.requests,
             "tokens": self.sums.tokens,
-            "counts": self.sums.tally.figures(gamma),
+            "counts": self.counts(),
             "recent": {"hours": RECENT_HOURS} | {name: figure(self.estimate(name)) for name in FIGURES},
-            "baseline": {"hit_rate": figure(baseline.estimate), "missing": baseline.progress.missing},
+            "baseline": {self.metric: figure(baseline.estimate), "missing": baseline.progress.missing},
             "drift_evidence_ratio": self.state.evidence_ratio,
             "drift_event": self.open_event.id if self.open_event else None,
             "updated_at": rfc3339(self.cell.updated_at),
@@ -65,12 +85,13 @@ def cells(session: Session, now: float, segment: str | None = None) -> Iterator[
     if segment is not None:
         query = query.where(Cell.segment == segment)
     since = int(now // 3600) - RECENT_HOURS + 1
-    for row in session.execute(query.order_by(Cell.segment, Cell.split, Cell.draft, Cell.deployment_id)).all():
+    order = (Cell.segment, Cell.channel.desc(), Cell.split, Cell.draft, Cell.deployment_id)
+    for row in session.execute(query.order_by(*order)).all():
         sums = Sums.from_json(row.Cell.sums)
         recent = Sums.zero(sums.gammas)
         hours = select(CellHour.sums).where(CellHour.cell_id == row.Cell.id, CellHour.hour >= since)
         for hour in session.scalars(hours):
-            recent += Sums.from_json(hour).widened(sums.gammas)
+            recent += fitted(Sums.from_json(hour), sums.gammas, row.Cell.channel)
         still_open = select(Event).where(Event.cell_id == row.Cell.id, Event.closed_at.is_(None))
         state = CellState.from_json(row.Cell.state)
         yield CellReport(row.Cell, row.Deployment, state, sums, recent, session.scalars(still_open).first())
@@ -82,6 +103,7 @@ def event_dict(event: Event) -> dict[str, Any]:
         "kind": event.kind,
         "segment": event.segment,
         "split": event.split,
+        "channel": event.details.get("channel"),
         "draft": event.draft,
         "cause": event.cause,
         "opened_at": rfc3339(event.opened_at),

@@ -13,12 +13,12 @@ from driftwatch.errors import DriftwatchError
 from driftwatch.retrain import policy
 from driftwatch.retrain.delivery import Courier
 from driftwatch.settings import Settings
-from driftwatch.store import retention
+from driftwatch.store import retention, work
 from driftwatch.store.connection import Store
 
 log = logging.getLogger(__name__)
 
-SESSIONS_S = 60
+MINUTE_S = 60
 RETENTION_MINUTES = 30
 
 
@@ -36,13 +36,19 @@ def scheduler(store: Store, settings: Settings, courier: Courier) -> BackgroundS
     def request_retrains() -> None:
         policy.request(store, settings, time.time())
 
+    def forget_text() -> None:
+        if not settings.retention.text:  # where a shadow runs it does so itself, and sooner
+            with store.write() as session:
+                work.forget_text(session)
+
     def prune() -> None:
         keep = settings.retention
         retention.prune(store, now=time.time(), payload_days=keep.payload_days, replay_days=keep.replay_days)
 
     for name, job in {"judge": fold, "retrain": request_retrains, "deliver": courier.run}.items():
         jobs.add_job(_guarded(name, job), "interval", seconds=tick, id=name)
-    jobs.add_job(_guarded("sessions", expire), "interval", seconds=max(tick, SESSIONS_S), id="sessions")
+    jobs.add_job(_guarded("sessions", expire), "interval", seconds=max(tick, MINUTE_S), id="sessions")
+    jobs.add_job(_guarded("text", forget_text), "interval", seconds=max(tick, MINUTE_S), id="text")
     jobs.add_job(_guarded("retention", prune), "interval", minutes=RETENTION_MINUTES, id="retention")
     return jobs
 

@@ -7,11 +7,12 @@ A draft that is bad from the start becomes its own normal here; the break-even l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from driftwatch.drift.interval import EMPTY, Estimate, Moments, ratio
-from driftwatch.drift.units import Unit
+from driftwatch.drift.season import HOURS, dips, hour_of
+from driftwatch.drift.units import HALF_WEIGHT, Unit
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Progress:
     hours: float
     min_hours: float
     half_width: float | None
-    needed_half_width: float
+    needed_half_width: float | None
 
     @property
     def missing(self) -> list[str]:
@@ -35,7 +36,7 @@ class Progress:
             lines.append(f"{self.hours:.1f} of {self.min_hours:g} hours")
         if self.half_width is None:
             lines.append("no interval yet")
-        elif self.half_width > self.needed_half_width:
+        elif self.needed_half_width is not None and self.half_width > self.needed_half_width:
             lines.append(f"interval ±{self.half_width:.4f}, needs ±{self.needed_half_width:.4f}")
         return lines
 
@@ -50,6 +51,10 @@ class Baseline:
     Freezes with the first unit at which all three hold: enough requests, enough hours of traffic (a day covers the
     daily swing), and a 95% interval between units whose half-width is at most half the tolerance. Its lower limit then
     is ``lower``, what detectors build on, so that an estimate that came out high causes no alarms.
+
+    With ``narrow`` off any interval will do: for histories that end before it could become narrow. The wide interval's
+    lower limit still is what detectors build on, so that this costs power and not false alarms. ``half_weight`` is the
+    5 of the weight; figures other than the hit rate have one of their own (see ``monitors``).
     """
 
     tolerance: float
@@ -61,6 +66,12 @@ class Baseline:
     first_s: float | None = None
     last_s: float | None = None
     frozen: Estimate | None = None
+    narrow: bool = True
+    half_weight: float = HALF_WEIGHT
+    by_hour: dict[int, Moments] = field(default_factory=dict)
+    """Of each hour of the day, while learning."""
+    dips: list[float] | None = None
+    """By how much the floor is lowered in each hour of the day, once frozen; None: never (see ``season``)."""
 
     @classmethod
     def given(cls, value: float, tolerance: float) -> Baseline:
@@ -74,8 +85,10 @@ class Baseline:
         """Learn from one unit; return True if that froze the baseline. A frozen one never changes."""
         if self.state == "frozen" or unit.tested <= 0.0:
             return False
-        weight = unit.weight
+        weight = unit.weighed(self.half_weight)
         self.moments = self.moments.with_unit(weight * unit.rate, weight, unit.requests)
+        hour = hour_of(unit.first_s)
+        self.by_hour[hour] = self.by_hour.get(hour, EMPTY).with_unit(weight * unit.rate, weight, unit.requests)
         self.first_s = unit.first_s if self.first_s is None else min(self.first_s, unit.first_s)
         self.last_s = unit.last_s if self.last_s is None else max(self.last_s, unit.last_s)
         # Cheap tests first: the interval is computed only where it decides.
@@ -85,6 +98,9 @@ class Baseline:
             return False
         self.frozen = self.estimate
         self.state = "frozen"
+        if self.hours >= HOURS:
+            self.dips = dips(self.by_hour)
+        self.by_hour = {}
         return True
 
     @property
@@ -110,7 +126,7 @@ class Baseline:
             self.hours,
             self.min_hours,
             self.estimate.half_width,
-            self.tolerance / 2.0,
+            self.tolerance / 2.0 if self.narrow else None,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -124,9 +140,14 @@ class Baseline:
             "first_s": self.first_s,
             "last_s": self.last_s,
             "frozen": None if self.frozen is None else self.frozen.to_json(),
+            "narrow": self.narrow,
+            "half_weight": self.half_weight,
+            "by_hour": [[hour, list(moments)] for hour, moments in self.by_hour.items()],
+            "dips": self.dips,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Baseline:
         frozen = None if data["frozen"] is None else Estimate.from_json(data["frozen"])
-        return cls(**{**data, "moments": Moments(*data["moments"]), "frozen": frozen})
+        by_hour = {hour: Moments(*moments) for hour, moments in data.get("by_hour", ())}
+        return cls(**{**data, "moments": Moments(*data["moments"]), "frozen": frozen, "by_hour": by_hour})

@@ -26,6 +26,8 @@ class Rules:
     idle_s: float = IDLE_S
     max_age_s: float = MAX_AGE_S
     max_open: int = MAX_OPEN
+    narrow: bool = True
+    """Whether a learnt baseline waits for a narrow interval."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class CellState:
         """A new cell, learning unless the rules give a baseline or a frozen one is passed on."""
         if baseline is None:
             baseline = (
-                Baseline(rules.tolerance, rules.min_requests, rules.min_hours)
+                Baseline(rules.tolerance, rules.min_requests, rules.min_hours, narrow=rules.narrow)
                 if rules.given is None
                 else Baseline.given(rules.given, rules.tolerance)
             )
@@ -117,6 +119,10 @@ class CellState:
         """Close silent sessions when no request comes; ``index`` is that of the latest one."""
         return self._take(self.units.expire(time_s), time_s, index)
 
+    def close(self, session: str, time_s: float, index: int) -> list[Transition]:
+        """Close one session whose last request is known to have passed."""
+        return self._take(self.units.close(session), time_s, index)
+
     def finish(self, time_s: float, index: int) -> list[Transition]:
         """Close every session: at the end of a history."""
         return self._take(self.units.drain(), time_s, index)
@@ -142,7 +148,7 @@ class CellState:
     def _watch(self) -> None:
         lower = self.baseline.lower
         if lower is not None:
-            self.detector = Detector(lower, self.rules.tolerance, self.rules.threshold)
+            self.detector = Detector(lower, self.rules.tolerance, self.rules.threshold, dips=self.baseline.dips)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -21,6 +21,8 @@ but at the low end of the baseline's interval lies on its edge. A mean that stay
 again every few hundred requests in simulation; at 10,000 never in 60,000, and a true recovery took some 250 to 500.
 Then detection starts afresh. One change so gives one event.
 
+Where the baseline knows hours of the day that usually lie below the rest, m and m' are lower in them (``season``).
+
 A baseline no higher than the tolerance leaves nothing to fall to: the detector then is ``blind``, never alarming. (With
 m merely clipped above zero, a draft that never worked would drift for ever.) Such a draft is the break-even test's
 business.
@@ -28,49 +30,24 @@ business.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from driftwatch.drift.evidence import Evidence, Mark, fall, rise
-from driftwatch.drift.interval import EMPTY, Estimate, Moments, ratio
+from driftwatch.drift.evidence import Evidence, fall, rise
+from driftwatch.drift.interval import EMPTY, Moments
+from driftwatch.drift.latch import RECOVERY_THRESHOLD, Closed, Latch, Opened
+from driftwatch.drift.season import dip_at
 from driftwatch.drift.units import Unit
+
+__all__ = ["LEAST", "MOST", "RECOVERY_THRESHOLD", "Closed", "Detector", "Opened"]
 
 LEAST, MOST = 0.001, 0.999
 """Floors are kept inside: at 0 or 1 the scale of Z breaks down."""
 
-RECOVERY_THRESHOLD = 10_000.0
-"""Units between wrong closings of an event whose mean stays at m' or below."""
-
-
-@dataclass(frozen=True)
-class Opened:
-    """An alarm: ``evidence`` is log M, ``start_index`` where the change most likely began.
-
-    ``estimate`` is the hit rate since then, on the baseline's scale. Since the start was chosen where the fall looks
-    largest, it leans towards a larger effect, and its interval is descriptive.
-    """
-
-    index: int
-    start_index: int
-    evidence: float
-    estimate: Estimate
-
-
-@dataclass(frozen=True)
-class Closed:
-    """The end of an open event: the recovery's evidence, start and level, read as in :class:`Opened`."""
-
-    index: int
-    start_index: int
-    evidence: float
-    estimate: Estimate
-    opened_index: int
-
 
 @dataclass
-class Detector:
+class Detector(Latch):
     """State of the test for one cell: the evidence of a fall, and while an event is open that of a recovery."""
 
     lower: float
@@ -80,6 +57,7 @@ class Detector:
     rising: Evidence | None = None
     totals: Moments = EMPTY
     opened_index: int | None = None
+    dips: list[float] | None = None
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.lower <= 1.0 and self.tolerance > 0.0 and self.threshold > 1.0):
@@ -103,70 +81,18 @@ class Detector:
         """m': a mean above it ends an open event."""
         return min(max(self.lower - self.tolerance / 2.0, LEAST), MOST)
 
-    @property
-    def recovery_threshold(self) -> float:
-        return min(self.threshold, RECOVERY_THRESHOLD)
+    def weigh(self, unit: Unit) -> float:
+        return unit.weight
 
-    @property
-    def latched(self) -> bool:
-        return self.opened_index is not None
+    def against(self, unit: Unit, weight: float) -> float:
+        return fall(unit.rate, self._lowered(self.floor, unit), weight)
 
-    @property
-    def evidence_ratio(self) -> float:
-        """log M / log threshold: an alarm at 1; M below 1 counts as no evidence, 0.
+    def recovering(self, unit: Unit, weight: float) -> float:
+        return rise(unit.rate, self._lowered(self.recovery_floor, unit), weight)
 
-        Keeps running while an event is open, so that it shows whether the fall goes on.
-        """
-        return max(self.falling.value, 0.0) / math.log(self.threshold)
-
-    @property
-    def recovery_ratio(self) -> float:
-        """The same for closing an open event; 0 while none is open."""
-        return 0.0 if self.rising is None else max(self.rising.value, 0.0) / math.log(self.recovery_threshold)
-
-    @property
-    def start_index(self) -> int | None:
-        """Where a change, if there is one, most likely began."""
-        start = self.falling.start
-        return None if start is None else start.at
-
-    @property
-    def estimate(self) -> Estimate:
-        """Hit rate since the start estimate, on the baseline's scale."""
-        return self._since(self.falling)
-
-    def update(self, unit: Unit, index: int | None = None) -> Opened | Closed | None:
-        """Take one unit; one without tested proposals, or a blind detector, changes nothing.
-
-        ``index`` is the request at which the unit became known, where that is not its first one (sessions).
-        """
-        if unit.tested <= 0.0 or self.blind:
-            return None
-        index = unit.index if index is None else index
-        rate, weight = unit.rate, unit.weight
-        mark = Mark(unit.index, self.totals)
-        self.totals = self.totals.with_unit(weight * rate, weight, unit.requests)
-        evidence = self.falling.update(fall(rate, self.floor, weight), mark)
-        if self.opened_index is None or self.rising is None:
-            if evidence < math.log(self.threshold):
-                return None
-            self.opened_index = index
-            self.rising = Evidence()
-            return Opened(index, self._start(self.falling), evidence, self.estimate)
-        evidence = self.rising.update(rise(rate, self.recovery_floor, weight), mark)
-        if evidence < math.log(self.recovery_threshold):
-            return None
-        closed = Closed(index, self._start(self.rising), evidence, self._since(self.rising), self.opened_index)
-        self.falling, self.rising, self.totals, self.opened_index = Evidence(), None, EMPTY, None
-        return closed
-
-    def _start(self, evidence: Evidence) -> int:
-        start = evidence.start
-        return -1 if start is None else start.at
-
-    def _since(self, evidence: Evidence) -> Estimate:
-        start = evidence.start
-        return ratio(self.totals.since(EMPTY if start is None else start.before))
+    def _lowered(self, level: float, unit: Unit) -> float:
+        """A level in the unit's hour of the day, which is known before the unit is."""
+        return level if self.dips is None else max(level + dip_at(self.dips, unit.first_s), LEAST)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -177,6 +103,7 @@ class Detector:
             "rising": None if self.rising is None else self.rising.to_json(),
             "totals": list(self.totals),
             "opened_index": self.opened_index,
+            "dips": self.dips,
         }
 
     @classmethod

@@ -55,6 +55,18 @@ class Moments(NamedTuple):
         units, total, ys, ns, yy, yn, nn = self
         return Moments(units + 1, total + requests, ys + y, ns + n, yy + y * y, yn + y * n, nn + n * n)
 
+    def plus(self, other: Moments) -> Moments:
+        """Both together."""
+        return Moments(
+            self.units + other.units,
+            self.requests + other.requests,
+            self.y + other.y,
+            self.n + other.n,
+            self.yy + other.yy,
+            self.yn + other.yn,
+            self.nn + other.nn,
+        )
+
     def since(self, earlier: Moments) -> Moments:
         """What was added after ``earlier``, a former state of the same sums."""
         return Moments(

@@ -52,7 +52,11 @@ class Unit:
         A cap on length instead would leave typical requests a small fraction of the scale, and with it of the
         evidence.
         """
-        return self.tested / (self.tested + HALF_WEIGHT)
+        return self.weighed(HALF_WEIGHT)
+
+    def weighed(self, half: float) -> float:
+        """T / (T + half): 1 for every unit at half 0; close to proportional to T where half is far above T."""
+        return self.tested / (self.tested + half) if self.tested > 0.0 else 0.0
 
     def to_json(self) -> list[Any]:
         return [self.index, self.first_s, self.last_s, self.requests, self.accepted, self.tested]
@@ -117,6 +121,11 @@ class Units:
             del self.open[session]
             closed.append(unit)
         return closed
+
+    def close(self, session: str) -> list[Unit]:
+        """Close one session now: for histories without times, where it is known which line is its last."""
+        held = self.open.pop(session, None)
+        return [] if held is None else [held]
 
     def drain(self) -> list[Unit]:
         """Close every session: at the end of a history."""

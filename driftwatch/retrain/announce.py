@@ -20,6 +20,7 @@ from driftwatch.store import outbox
 
 DRIFT_OPENED = "driftwatch.drift.opened"
 DRIFT_CLOSED = "driftwatch.drift.closed"
+DEPLOYMENT_CHANGED = "driftwatch.deployment.changed"
 RETRAIN_REQUESTED = "driftwatch.retrain.requested"
 
 SOURCE = "/driftwatch/control"

@@ -71,7 +71,6 @@ def _write(store: Store, cell_id: int, since: float, folder: Path, scratch: Path
     uri = (folder / TRAIN).absolute().as_uri()
     done = Export("pretokenised-jsonl", uri, digest.hexdigest(), rows, loss_tokens, since)
     (scratch / MANIFEST).write_text(json.dumps(asdict(done), indent=2) + "\n")
-    scratch.chmod(0o755)
     return done
 
 
@@ -83,17 +82,20 @@ def _tokens(store: Store, cell_id: int, since: float) -> Iterator[tuple[list[int
 
 
 def _payloads(cell: Cell, since: float) -> Select[Payload]:
-    return (
+    """Of the requests that the cell was made of: those replayed, or those whose figures came from the engine."""
+    served = (
         select(Payload)
         .join(Sample, Sample.id == Payload.sample_id)
-        .join(Replay, Replay.sample_id == Sample.id)
         .where(
             Sample.deployment_id == cell.deployment_id,
             Sample.segment == cell.segment,
-            Replay.draft == cell.draft,
-            Replay.split == cell.split,
             Sample.served_at >= since,
             Payload.prompt_ids.is_not(None),
         )
         .order_by(Sample.id)
+    )
+    if cell.channel == "live":
+        return served.where(Sample.live_folded_at.is_not(None))
+    return served.join(Replay, Replay.sample_id == Sample.id).where(
+        Replay.draft == cell.draft, Replay.split == cell.split
     )

@@ -16,8 +16,11 @@ from driftwatch.store.connection import Store
 from driftwatch.store.schema import Event, Retrain
 
 
-def propose(session: Session, event: Event, *, cooldown_s: float) -> Retrain:
-    """Decide, in the event's own transaction; the decision is stored with its reason either way."""
+def propose(session: Session, event: Event, *, cooldown_s: float, instead: str | None = None) -> Retrain:
+    """Decide, in the event's own transaction; the decision is stored with its reason either way.
+
+    ``instead`` is a reason not to ask, whatever else holds.
+    """
     assert event.cell_id is not None
     recent = select(Retrain).where(
         Retrain.cell_id == event.cell_id,
@@ -25,12 +28,13 @@ def propose(session: Session, event: Event, *, cooldown_s: float) -> Retrain:
         Retrain.created_at > event.opened_at - cooldown_s,
     )
     earlier = session.scalars(recent.order_by(Retrain.created_at.desc())).first()
+    reason = instead if instead or earlier is None else f"cooldown since {earlier.id}"
     retrain = Retrain(
         id=f"retrain-{event.id}",
         event_id=event.id,
         cell_id=event.cell_id,
-        state="proposed" if earlier is None else "suppressed",
-        reason=None if earlier is None else f"cooldown since {earlier.id}",
+        state="proposed" if reason is None else "suppressed",
+        reason=reason,
         created_at=event.opened_at,
         updated_at=event.opened_at,
     )

@@ -104,6 +104,12 @@ def _engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
+def lock(session: Session, name: str) -> None:
+    """Wait for others that hold this name, and hold it until the transaction ends. SQLite has one writer anyway."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(name, 0))))
+
+
 def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any]], key: str) -> list[Any]:
     """Insert the rows that do not exist yet; the values of column ``key`` of those inserted."""
     if not rows:

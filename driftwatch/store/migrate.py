@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +47,30 @@ def downgrade(store: Store, revision: str) -> None:
 
 def _run(store: Store, action: Any, revision: str) -> None:
     try:
-        with store.engine.execution_options(immediate=True).begin() as connection:
+        engine = store.engine.execution_options(immediate=True)
+        with engine.connect() as connection, _rebuildable(connection), connection.begin():
             _refuse_newer(connection)
             action(_config(connection), revision)
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error
         raise StoreError(f"store {store.name}: {str(cause).strip().splitlines()[0]}") from error
+
+
+@contextmanager
+def _rebuildable(connection: sa.Connection) -> Iterator[None]:
+    """SQLite changes a constraint by copying the table and dropping the old one, which must not cascade.
+
+    Foreign keys can be switched off outside of a transaction only: https://www.sqlite.org/lang_altertable.html, 7.
+    """
+    raw: Any = connection.connection.driver_connection
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    raw.execute("PRAGMA foreign_keys=OFF")
+    try:
+        yield
+    finally:
+        raw.execute("PRAGMA foreign_keys=ON")
 
 
 def _refuse_newer(connection: sa.Connection) -> None:

@@ -23,6 +23,7 @@ class Judged:
     segment: str
     split: str
     draft: str
+    fingerprint: str
     served_at: float
     session: str | None
     weight: float
@@ -62,6 +63,7 @@ def _judged(replay: Replay, sample: Sample, model: str) -> Judged:
         segment=sample.segment,
         split=replay.split,
         draft=replay.draft,
+        fingerprint=replay.fingerprint,
         served_at=sample.served_at,
         session=sample.session,
         weight=sample.weight,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import and_, delete, select
+from sqlalchemy import and_, delete, select, text
 from sqlalchemy.orm import Session
 
 from driftwatch.store.connection import Store
-from driftwatch.store.schema import Payload, Replay, Sample, Work
+from driftwatch.store.schema import LIVE_WAITING, Payload, Replay, Sample, Work
 
 DAY = 86_400.0
 BATCH = 2000
@@ -22,7 +22,7 @@ class Pruned:
 
 
 def prune(store: Store, *, now: float, payload_days: float, replay_days: float) -> Pruned:
-    """Delete payloads and samples that are past their days, in batches. Replays not yet folded are kept."""
+    """Delete payloads and samples that are past their days, in batches. What is not yet folded is kept."""
     payloads = samples = 0
     while deleted := _prune_payloads(store, now - payload_days * DAY):
         payloads += deleted
@@ -42,7 +42,7 @@ def _prune_payloads(store: Store, before: float) -> int:
 def _prune_samples(store: Store, before: float) -> int:
     with store.write() as session:
         unfolded = select(Replay.id).where(Replay.sample_id == Sample.id, Replay.folded_at.is_(None)).exists()
-        old = and_(Sample.arrived_at < before, ~unfolded)
+        old = and_(Sample.arrived_at < before, ~unfolded, text(f"NOT ({LIVE_WAITING})"))
         ids = list(session.scalars(select(Sample.id).where(old).limit(BATCH)))
         _delete(session, ids)
     return len(ids)

@@ -6,22 +6,24 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, func, select, text
 from sqlalchemy.orm import Session
 
 from driftwatch.records import Record, segment_id
 from driftwatch.store.connection import increment, insert_new
-from driftwatch.store.deployments import facts_of, find_or_create
-from driftwatch.store.schema import Outcome, Payload, Sample, Segment, Work
+from driftwatch.store.deployments import Change, facts_of, find_or_create
+from driftwatch.store.schema import OPEN_WORK, Outcome, Payload, Sample, Segment, Work
 
 OTHER = "other"
 DAY = 86_400.0
 BYTES_PER_TOKEN = 4
 """A rough guess, for text that is not tokenised yet."""
+SEGMENT_LENGTH = 512
+"""A longer id would not fit into an index."""
 CHUNK = 500
 """Rows of one statement, well under the limits of both databases on parameters."""
 
@@ -30,6 +32,8 @@ CHUNK = 500
 class Stored:
     stored: int
     duplicates: int
+    changes: tuple[Change, ...] = field(default=(), compare=False)
+    """Deployments that came up and contradict what was known."""
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -59,11 +63,12 @@ def add(
     known = set(session.scalars(select(Segment.id)))
     left = math.inf if tokens_per_day is None else tokens_per_day - _spent(session, now)
     stored = 0
+    changes: list[Change] = []
     for i in range(0, len(batch), CHUNK):
-        chunk = _new(session, batch[i : i + CHUNK], known, now, max_segments)
+        chunk = _new(session, batch[i : i + CHUNK], known, now, max_segments, changes)
         left = _add_work(session, chunk, now, left)
         stored += len(chunk)
-    return Stored(stored, len(batch) - stored)
+    return Stored(stored, len(batch) - stored, tuple(changes))
 
 
 @dataclass(frozen=True)
@@ -77,9 +82,14 @@ class _New:
 
 
 def _new(
-    session: Session, batch: Sequence[tuple[Record, Sequence[str]]], known: set[str], now: float, max_segments: int
+    session: Session,
+    batch: Sequence[tuple[Record, Sequence[str]]],
+    known: set[str],
+    now: float,
+    max_segments: int,
+    changes: list[Change],
 ) -> list[_New]:
-    """Insert samples and payloads; those that are new."""
+    """Insert samples and payloads; those that are new. Changed deployments are added to ``changes``."""
     first: dict[str, tuple[Record, Sequence[str]]] = {}
     for record, drafts in batch:
         first.setdefault(record.id, (record, drafts))
@@ -88,7 +98,8 @@ def _new(
     for record, _ in first.values():
         key = json.dumps([record.model, facts_of(record)], sort_keys=True)
         if key not in deployments:
-            deployments[key] = find_or_create(session, record, now)
+            deployments[key], change = find_or_create(session, record, now)
+            changes += [change] if change else []
         segment = _segment(session, record, known, now, max_segments)
         rows[record.id] = _row(record, deployments[key], segment, now)
     inserted = insert_new(session, Sample, list(rows.values()), "request_id")
@@ -136,7 +147,7 @@ def _segment(session: Session, record: Record, known: set[str], now: float, cap:
     segment = segment_id(record.labels)
     if segment in known:
         return segment
-    if len(known) >= cap:
+    if len(known) >= cap or len(segment) > SEGMENT_LENGTH:
         return OTHER
     insert_new(session, Segment, [{"id": segment, "labels": record.labels, "first_seen": now}], "id")
     known.add(segment)
@@ -161,9 +172,24 @@ def _row(record: Record, deployment_id: int, segment: str, now: float) -> dict[s
         "top_k": record.top_k,
         "finish_reason": record.finish_reason,
         "timing": record.timing.model_dump(exclude_none=True) if record.timing else None,
-        "engine": record.engine.model_dump(exclude_none=True) if record.engine else None,
+        "engine": _engine(record),
         "extra": _extra(record) or None,
     }
+
+
+def _engine(record: Record) -> dict[str, Any] | None:
+    """The engine's figures with the number of output tokens beside them, where ids or the engine's usage give it."""
+    if record.engine is None:
+        return None
+    known = {}
+    usage = (record.model_extra or {}).get("usage")
+    if record.output_token_ids:
+        known["output_tokens"] = len(record.output_token_ids)
+    elif isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
+        known["output_tokens"] = usage["completion_tokens"]
+    said = record.engine.model_dump(exclude_none=True)
+    # PostgreSQL's jsonb refuses the NUL character; in figures it stands for nothing.
+    return known | {key: value for key, value in said.items() if "\\u0000" not in json.dumps([key, value])}
 
 
 def _tokens(record: Record) -> int:
@@ -195,6 +221,5 @@ def count_outcome(session: Session, segment: str, outcome: str, reason: str = ""
 
 def waiting(session: Session) -> tuple[int, float | None]:
     """Number of open work items, and when the oldest of them was queued."""
-    open_work = Work.state.in_(("pending", "leased"))
-    count, oldest = session.execute(select(func.count(), func.min(Work.queued_at)).where(open_work)).one()
+    count, oldest = session.execute(select(func.count(), func.min(Work.queued_at)).where(text(OPEN_WORK))).one()
     return count, oldest

@@ -16,13 +16,20 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
-    text,
+)
+from sqlalchemy import (
+    text as text_,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Id = BigInteger().with_variant(Integer, "sqlite")
+LIVE_WAITING = "live_folded_at IS NULL AND engine IS NOT NULL AND purpose = 'estimate'"
+"""Samples whose engine figures are not yet part of a cell. Literal, so that SQLite finds the partial index."""
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+AnyJson = JSON(none_as_null=True)
+"""What users wrote: PostgreSQL's jsonb refuses the NUL character, its json keeps it."""
 
 
 class Base(DeclarativeBase):
@@ -81,7 +88,13 @@ class Sample(Base):
     finish_reason: Mapped[str | None]
     timing: Mapped[dict[str, Any] | None]
     engine: Mapped[dict[str, Any] | None]
-    extra: Mapped[dict[str, Any] | None]
+    extra: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)
+    live_folded_at: Mapped[float | None] = mapped_column(default=None)
+    """When the engine's own figures became part of their cell."""
+
+    __table_args__ = (
+        Index("ix_samples_live", "id", postgresql_where=text_(LIVE_WAITING), sqlite_where=text_(LIVE_WAITING)),
+    )
 
 
 class Payload(Base):
@@ -91,7 +104,20 @@ class Payload(Base):
     sample_id: Mapped[int] = mapped_column(Id, ForeignKey("samples.id", ondelete="CASCADE"), primary_key=True)
     prompt_ids: Mapped[bytes | None] = mapped_column(LargeBinary)
     output_ids: Mapped[bytes | None] = mapped_column(LargeBinary)
-    text: Mapped[dict[str, Any] | None]
+    text: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)
+
+    __table_args__ = (
+        Index(
+            "ix_payloads_text",
+            "sample_id",
+            postgresql_where=text_("text IS NOT NULL"),
+            sqlite_where=text_("text IS NOT NULL"),
+        ),
+    )
+
+
+OPEN_WORK = "work.state IN ('pending', 'leased')"
+"""Written out, not bound: SQLite uses a partial index only for the very condition it was made with."""
 
 
 class Work(Base):
@@ -114,8 +140,8 @@ class Work(Base):
             "ix_work_open",
             "attempts",
             "id",
-            postgresql_where=text("state IN ('pending', 'leased')"),
-            sqlite_where=text("state IN ('pending', 'leased')"),
+            postgresql_where=text_("state IN ('pending', 'leased')"),
+            sqlite_where=text_("state IN ('pending', 'leased')"),
         ),
     )
 
@@ -143,14 +169,19 @@ class Replay(Base):
         Index(
             "ix_replays_unfolded",
             "id",
-            postgresql_where=text("folded_at IS NULL"),
-            sqlite_where=text("folded_at IS NULL"),
+            postgresql_where=text_("folded_at IS NULL"),
+            sqlite_where=text_("folded_at IS NULL"),
         ),
     )
 
 
 class Cell(Base):
-    """Segment x split of one deployment and one draft: lifetime sums, baseline and detector."""
+    """Segment x split of one deployment and one draft: lifetime sums, baseline and detector.
+
+    ``channel`` says whose figures they are: ``shadow`` from replays, ``live`` from the engine. ``metric`` is what the
+    detector watches: ``hit_rate``, or where an engine does not give that much ``acceptance_rate``,
+    ``acceptance_length``.
+    """
 
     __tablename__ = "cells"
     id: Mapped[int] = mapped_column(Id, primary_key=True)
@@ -158,12 +189,16 @@ class Cell(Base):
     draft: Mapped[str]
     segment: Mapped[str]
     split: Mapped[str] = mapped_column(String(8))
+    channel: Mapped[str] = mapped_column(String(8), default="shadow")
+    fingerprint: Mapped[str] = mapped_column(String(64), default="")
+    """Hash of the draft's weights: other weights under the same name are another draft. Empty for live cells."""
+    metric: Mapped[str] = mapped_column(String(32), default="hit_rate")
     gamma: Mapped[int]
     state: Mapped[dict[str, Any]]
     sums: Mapped[dict[str, Any]]
     updated_at: Mapped[float]
 
-    __table_args__ = (UniqueConstraint("deployment_id", "draft", "segment", "split"),)
+    __table_args__ = (UniqueConstraint("deployment_id", "draft", "segment", "split", "channel", "fingerprint"),)
 
 
 class CellHour(Base):
@@ -234,8 +269,8 @@ class Delivery(Base):
         Index(
             "ix_outbox_pending",
             "due_at",
-            postgresql_where=text("state = 'pending'"),
-            sqlite_where=text("state = 'pending'"),
+            postgresql_where=text_("state = 'pending'"),
+            sqlite_where=text_("state = 'pending'"),
         ),
     )
 

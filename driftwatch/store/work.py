@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, and_, delete, or_, select, update
+from sqlalchemy import Select, and_, delete, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from driftwatch.store.connection import insert_new
 from driftwatch.store.samples import count_outcome, pack_ids, unpack_ids
-from driftwatch.store.schema import Deployment, Payload, Replay, Sample, Work
+from driftwatch.store.schema import OPEN_WORK, Deployment, Payload, Replay, Sample, Work
 
 ATTEMPTS = 1 + 3
 """One attempt in a batch, three alone."""
@@ -53,8 +53,8 @@ class Verdict:
 def lease(session: Session, owner: str, *, now: float, lease_s: float, limit: int) -> list[Task]:
     """Take up to ``limit`` open tasks for ``owner`` until now + lease_s."""
     _fail_exhausted(session, now)
-    available = or_(Work.state == "pending", and_(Work.state == "leased", Work.lease_until < now))
-    fresh_first = select(Work.id, Work.attempts).where(available).order_by(Work.attempts, Work.id)
+    available = or_(Work.state == "pending", Work.lease_until < now)
+    fresh_first = select(Work.id, Work.attempts).where(text(OPEN_WORK), available).order_by(Work.attempts, Work.id)
     rows = session.execute(fresh_first.limit(limit).with_for_update(skip_locked=True)).all()
     if not rows:
         return []
@@ -96,7 +96,7 @@ def _task(row: Any) -> Task:
 
 
 def _fail_exhausted(session: Session, now: float) -> None:
-    exhausted = and_(Work.state == "leased", Work.lease_until < now, Work.attempts >= ATTEMPTS)
+    exhausted = and_(text(OPEN_WORK), Work.state == "leased", Work.lease_until < now, Work.attempts >= ATTEMPTS)
     found = select(Work.id, Sample.segment).join(Sample, Sample.id == Work.sample_id).where(exhausted)
     for row in session.execute(found.with_for_update(skip_locked=True, of=Work)).all():
         _close(session, row.id, "failed", "worker_died")
@@ -110,13 +110,13 @@ def _close(session: Session, work_id: int, state: str, reason: str | None) -> No
 
 def renew(session: Session, owner: str, *, now: float, lease_s: float) -> None:
     """Keep everything that ``owner`` holds for longer."""
-    held = and_(Work.state == "leased", Work.owner == owner)
+    held = and_(text(OPEN_WORK), Work.owner == owner)
     session.execute(update(Work).where(held).values(lease_until=now + lease_s))
 
 
 def release(session: Session, owner: str) -> None:
     """Give back untried what ``owner`` holds, when it stops in good order."""
-    held = and_(Work.state == "leased", Work.owner == owner)
+    held = and_(text(OPEN_WORK), Work.owner == owner)
     given_back = {"state": "pending", "owner": None, "lease_until": None, "attempts": Work.attempts - 1}
     session.execute(update(Work).where(held).values(**given_back))
 

@@ -109,7 +109,7 @@ def upgrade() -> None:
         sa.Column("finish_reason", sa.Text(), nullable=True),
         sa.Column("timing", JSON, nullable=True),
         sa.Column("engine", JSON, nullable=True),
-        sa.Column("extra", JSON, nullable=True),
+        sa.Column("extra", sa.JSON(none_as_null=True), nullable=True),
         sa.ForeignKeyConstraint(["deployment_id"], ["deployments.id"], name="fk_samples_deployment_id_deployments"),
         sa.PrimaryKeyConstraint("id", name="pk_samples"),
         sa.UniqueConstraint("request_id", name="uq_samples_request_id"),
@@ -154,12 +154,21 @@ def upgrade() -> None:
         sa.Column("sample_id", ID, nullable=False),
         sa.Column("prompt_ids", sa.LargeBinary(), nullable=True),
         sa.Column("output_ids", sa.LargeBinary(), nullable=True),
-        sa.Column("text", JSON, nullable=True),
+        sa.Column("text", sa.JSON(none_as_null=True), nullable=True),
         sa.ForeignKeyConstraint(
             ["sample_id"], ["samples.id"], name="fk_payloads_sample_id_samples", ondelete="CASCADE"
         ),
         sa.PrimaryKeyConstraint("sample_id", name="pk_payloads"),
     )
+    op.create_index(
+        "ix_payloads_text",
+        "payloads",
+        ["sample_id"],
+        unique=False,
+        postgresql_where=sa.text("text IS NOT NULL"),
+        sqlite_where=sa.text("text IS NOT NULL"),
+    )
+
     op.create_table(
         "replays",
         sa.Column("id", ID, nullable=False),

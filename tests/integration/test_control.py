@@ -46,7 +46,7 @@ def record(number: int, tenant: str = "a", **fields: Any) -> dict[str, Any]:
     return {"id": f"r{number}", "labels": {"tenant": tenant}, "model": "m"} | ids | fields
 
 
-def judge(store: Store, settings: Settings, hit_rate: float, seed: int = 0) -> None:
+def judge(store: Store, settings: Settings, hit_rate: float, seed: int = 0, fingerprint: str = "f") -> None:
     """Stand in for the shadow: judge what waits with hits drawn at a rate, then fold."""
     rng = np.random.default_rng(seed)
     while True:
@@ -55,7 +55,13 @@ def judge(store: Store, settings: Settings, hit_rate: float, seed: int = 0) -> N
             verdicts = []
             for task in tasks:
                 encoding, data = Weights((rng.random((32, 1)) < hit_rate).astype(float)).encode()
-                row: dict[str, Any] = {"fingerprint": "f", "rule": "argmax", "split": "none", "tokens": 32, "depths": 1}
+                row: dict[str, Any] = {
+                    "fingerprint": fingerprint,
+                    "rule": "argmax",
+                    "split": "none",
+                    "tokens": 32,
+                    "depths": 1,
+                }
                 verdicts.append(
                     work.Verdict(task, replay=row | {"encoding": encoding, "weights": data, "proposals": None})
                 )
@@ -108,6 +114,50 @@ def test_a_wrong_body_is_refused_whole(client: TestClient, store: Store, body: b
     assert message in error["message"]
     with store.read() as session:
         assert session.scalar(sa.select(sa.func.count()).select_from(Sample)) == 0
+
+
+def test_what_users_write_is_stored_whatever_it_holds(client: TestClient, store: Store) -> None:
+    """NUL among it, which PostgreSQL's jsonb would refuse."""
+    messages = [{"role": "user", "content": "a\u0000b"}]
+    body = {"id": "a", "model": "m", "messages": messages, "output": "\u0000", "x": "\u0000"}
+    assert client.post("/v1/samples", json=body).status_code == 201
+    with store.write() as session:
+        (task,) = work.lease(session, "test", now=time.time(), lease_s=60, limit=50)
+    assert task.text == {"messages": messages, "output": "\u0000"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"weight": 1e160},
+        {"top_k": 2**40},
+        {"labels": {"tenant": "\u0000"}},
+        {"session": "\u0000"},
+        {"timing": {"ttft_s": 1e300}},
+        {"deployment": {"a b": "c"}},
+    ],
+)
+def test_a_value_that_would_spoil_others_is_refused(client: TestClient, fields: dict[str, Any]) -> None:
+    answer = client.post("/v1/samples", json=[record(1), record(2, **fields)])
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("record 1: ")
+
+
+def test_a_deeply_nested_record_is_refused(client: TestClient) -> None:
+    nested = b"[" * 400 + b"]" * 400
+    answer = client.post("/v1/samples", content=b'[{"id": "a", "prompt": "p", "output": "o", "x": ' + nested + b"}]")
+    assert answer.status_code == 400
+    assert "nested too deeply" in answer.json()["error"]["message"]
+
+
+def test_a_long_segment_is_other(client: TestClient) -> None:
+    labels = {f"l{i}": "x" * 200 for i in range(10)}
+    assert client.post("/v1/samples", json=record(1) | {"labels": labels}).status_code == 201
+
+
+def test_a_parameter_that_no_database_takes_is_an_error_object(client: TestClient) -> None:
+    for path in ("/v1/events?segment=%00", "/v1/segments/a%00b", "/v1/retrains/%00"):
+        assert client.get(path).status_code in (200, 400, 404)
 
 
 def test_a_body_over_16_mb_is_refused_with_and_without_its_length(client: TestClient) -> None:
@@ -267,17 +317,92 @@ def test_counters_stay_when_samples_are_pruned(client: TestClient, store: Store,
     assert metrics(client)["driftwatch_shadow_windows_total"] == before
 
 
-def test_changed_rules_keep_the_baseline(client: TestClient, store: Store, settings: Settings) -> None:
-    client.post("/v1/samples", json=[record(i) for i in range(60)])
-    judge(store, settings, 0.7)
-    detect = SETTINGS["detect"] | {"tolerance": 0.2}
-    changed = Settings(**(SETTINGS | {"detect": detect}))
-    client.post("/v1/samples", json=[record(i) for i in range(60, 70)])
-    judge(store, changed, 0.7)
+def changed(**detect: Any) -> Settings:
+    return Settings(**(SETTINGS | {"detect": SETTINGS["detect"] | detect}))
+
+
+def state(store: Store) -> dict[str, Any]:
     with store.read() as session:
-        state = session.scalars(sa.select(Cell)).one().state
-    assert state["rules"]["tolerance"] == 0.2
-    assert state["baseline"]["state"] == "frozen"
+        return session.scalars(sa.select(Cell)).one().state
+
+
+def send(client: TestClient, first: int, count: int, **fields: Any) -> None:
+    records = [record(i, **fields) for i in range(first, first + count)]
+    assert client.post("/v1/samples", json=records).status_code == 201
+
+
+def test_a_changed_tolerance_keeps_what_was_learnt(client: TestClient, store: Store, settings: Settings) -> None:
+    send(client, 0, 60)
+    judge(store, settings, 0.7)
+    learnt = state(store)["baseline"]["frozen"]
+    send(client, 60, 10)
+    judge(store, changed(tolerance=0.2), 0.7)
+    assert state(store)["rules"]["tolerance"] == 0.2
+    assert state(store)["baseline"]["frozen"] == learnt
+
+
+def test_a_change_of_settings_makes_no_second_open_event_for_one_fall(
+    client: TestClient, store: Store, settings: Settings
+) -> None:
+    send(client, 0, 60)
+    judge(store, settings, 0.7)
+    send(client, 60, 60)
+    judge(store, settings, 0.2)
+    for number, different in enumerate([changed(baseline=BASELINE | {"min_requests": 25}), changed(tolerance=0.16)]):
+        send(client, 200 + 60 * number, 60)
+        judge(store, different, 0.2)
+        events = client.get("/v1/events").json()["events"]
+        assert len([event for event in events if event["closed_at"] is None]) == 1
+        assert len(events) == number + 1, "the number of requests to learn from is no change of the test"
+    assert "settings of detection changed" in events[-1]["details"]["closed"]["reason"]
+
+
+def test_a_baseline_that_was_given_is_not_kept_as_learnt(client: TestClient, store: Store) -> None:
+    send(client, 0, 5)
+    judge(store, changed(baseline={"mode": "value", "value": 0.9}), 0.7)
+    assert state(store)["baseline"]["source"] == "given"
+    send(client, 5, 5)
+    judge(store, changed(), 0.7)
+    assert (state(store)["baseline"]["source"], state(store)["baseline"]["state"]) == ("auto", "learning")
+
+
+def test_open_sessions_outlive_a_change_of_settings(client: TestClient, store: Store, settings: Settings) -> None:
+    send(client, 0, 10, session="s", ts="2026-01-01T00:00:00Z")
+    judge(store, settings, 0.7)
+    expire(store, changed(tolerance=0.2), time.time())
+    assert state(store)["baseline"]["moments"][:2] == [1, 10]
+    expire(store, changed(tolerance=0.25), time.time())
+
+
+def test_other_weights_under_the_same_name_are_another_draft(
+    client: TestClient, store: Store, settings: Settings
+) -> None:
+    send(client, 0, 60)
+    judge(store, settings, 0.7)
+    send(client, 60, 60)
+    judge(store, settings, 0.2)
+    send(client, 120, 60)
+    judge(store, settings, 0.2, fingerprint="other")
+    with store.read() as session:
+        cells = session.execute(sa.select(Cell.fingerprint, Cell.id).order_by(Cell.id)).all()
+    assert [cell.fingerprint for cell in cells] == ["f", "other"]
+    (event,) = client.get("/v1/events").json()["events"]
+    assert event["details"]["closed"]["reason"] == "another deployment or draft has taken over"
+
+
+def test_an_alarm_whose_start_was_pruned_still_comes(client: TestClient, store: Store, settings: Settings) -> None:
+    send(client, 0, 60)
+    judge(store, settings, 0.7)
+    send(client, 60, 6)
+    judge(store, settings, 0.1)
+    with store.write() as session:
+        session.execute(sa.delete(Replay))
+        session.execute(sa.delete(Sample))
+    send(client, 66, 60)
+    judge(store, settings, 0.1)
+    (event,) = client.get("/v1/events").json()["events"]
+    assert event["request_id"] is not None
+    assert event["start_request_id"] is None
 
 
 def test_a_token_guards_all_but_health_and_metrics(sqlite_store: Store) -> None:
@@ -333,3 +458,52 @@ def test_a_session_is_one_unit_and_is_judged_when_it_falls_silent(
     assert moments() == [0, 0]
     expire(store, settings, time.time())
     assert moments() == [4, 40], "four units of ten requests"
+
+
+FACTS = {"engine": "vllm", "version": "0.32.0", "speculative": "eagle3 steps=3", "target": "m-7b"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause", "changed"),
+    [
+        ({"version": "0.33.0"}, "engine", ["version"]),
+        ({"version": "0.33.0", "system_fingerprint": "b"}, "engine", ["system_fingerprint", "version"]),
+        ({"system_fingerprint": "b"}, "engine", ["system_fingerprint"]),
+        ({"target": "m-8b"}, "target", ["target"]),
+        ({"weight_version": "2"}, "target", ["weight_version"]),
+        ({"speculative": "eagle3 steps=5", "system_fingerprint": "b"}, "draft", ["speculative", "system_fingerprint"]),
+        ({"target": "m-8b", "version": "0.33.0"}, "unknown", ["target", "version"]),
+        ({"region": "eu"}, "unknown", ["region"]),
+    ],
+)
+def test_a_changed_deployment_is_one_event_with_its_cause(
+    client: TestClient, facts: dict[str, str], cause: str, changed: list[str]
+) -> None:
+    known = FACTS | {"system_fingerprint": "a", "weight_version": "1", "region": "us"}
+    client.post("/v1/samples", json=[record(1, deployment=known), record(2, deployment=known)])
+    for number in (3, 4):
+        client.post("/v1/samples", json=record(number, deployment=known | facts))
+    # The same server's answers without token ids are figures of their own, but no other change.
+    text: dict[str, Any] = {"prompt_token_ids": None, "output_token_ids": None, "prompt": "p", "output": "o"}
+    client.post("/v1/samples", json=record(5, deployment=known | facts, **text))
+    client.post("/v1/samples", json=record(6, deployment=known))
+    (event,) = client.get("/v1/events").json()["events"]
+    assert (event["kind"], event["cause"], event["request_id"]) == ("deployment_changed", cause, "r3")
+    assert event["closed_at"] == event["opened_at"]
+    assert sorted(event["details"]["changed"]) == changed
+    (delivery,) = client.get("/v1/deliveries").json()["deliveries"]
+    assert (delivery["type"], delivery["id"]) == ("driftwatch.deployment.changed", f"{event['id']}-changed")
+    second, new, old = client.get("/v1/deployments").json()["deployments"]
+    assert (second["change"], old["change"]) == (None, None)
+    assert new["change"]["event_id"] == event["id"]
+    assert new["change"]["before"] == old["id"]
+    assert new["change"]["changed"] == event["details"]["changed"]
+
+
+def test_learning_a_fact_is_no_change(client: TestClient) -> None:
+    for number, facts in enumerate([{}, {"engine": "vllm"}, FACTS, {"version": "0.32.0"}, {}]):
+        client.post("/v1/samples", json=record(number, deployment=facts))
+    client.post("/v1/samples", json=record(9, adapter="lora-a", deployment=FACTS))
+    client.post("/v1/samples", json=record(10, adapter="lora-b", deployment=FACTS))
+    client.post("/v1/samples", json=record(11, model="other", deployment={"engine": "sglang"}))
+    assert client.get("/v1/events").json()["events"] == []

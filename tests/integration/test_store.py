@@ -59,7 +59,7 @@ def count(store: Store, table: type[Base], *where: Any) -> int:
 
 def test_migrations_go_up_and_down_and_fit_the_schema(store_url: str) -> None:
     store = Store(store_url)
-    assert migrate.problems(store) == ["at revision none, expected 0001: run `driftwatch db upgrade`"]
+    assert migrate.problems(store) == ["at revision none, expected 0002: run `driftwatch db upgrade`"]
     migrate.upgrade(store)
     assert migrate.problems(store) == []
     migrate.downgrade(store, "base")
@@ -159,6 +159,18 @@ def test_a_deployment_learns_facts_and_a_contradiction_makes_a_new_one(store: St
         served,
         {"engine": "vllm", "version": "2"} | served,
     ]
+
+
+def test_intakes_that_meet_a_new_deployment_at_once_make_one(store: Store) -> None:
+    def take(number: int) -> None:
+        add(store, [record(number, model="m", deployment={"version": "9"})])
+
+    intakes = [threading.Thread(target=take, args=(i,)) for i in range(6)]
+    for intake in intakes:
+        intake.start()
+    for intake in intakes:
+        intake.join()
+    assert (count(store, Sample), count(store, Deployment)) == (6, 1)
 
 
 def test_retokenised_text_is_never_in_a_deployment_with_served_tokens(store: Store) -> None:
