@@ -25,7 +25,3 @@ class ModelError(DriftwatchError):
 
 class ProfileError(DriftwatchError):
     """A cost profile cannot be read, or cannot say what it is asked for."""
-
-
-class EngineError(DriftwatchError):
-    """The inference engine cannot be reached or answers what it should not."""
