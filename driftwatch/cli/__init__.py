@@ -8,6 +8,7 @@ import sys
 import click
 
 from driftwatch import __version__
+from driftwatch.cli.backtest import backtest
 from driftwatch.cli.db import db
 from driftwatch.cli.demo import demo
 from driftwatch.cli.doctor import doctor
@@ -27,7 +28,7 @@ def commands() -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-for command in (control, db, demo, doctor, ingest, replay, retrain, serve, shadow, tap):
+for command in (backtest, control, db, demo, doctor, ingest, replay, retrain, serve, shadow, tap):
     commands.add_command(command)
 
 

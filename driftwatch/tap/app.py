@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
-import math
 import signal
 import socket
 import sys
@@ -23,9 +23,10 @@ from driftwatch.tap.probe import Probe
 from driftwatch.tap.recorder import Recorder
 from driftwatch.tap.relay import Relay
 from driftwatch.tap.sampler import Sampler
+from driftwatch.tap.scraper import Scraper
 from driftwatch.tap.segments import Segments
 from driftwatch.tap.shipper import Shipper
-from driftwatch.tap.upstream import Upstream
+from driftwatch.tap.upstream import Pool
 from driftwatch.wire.exchange import Exchange
 
 logger = logging.getLogger(__name__)
@@ -33,13 +34,15 @@ logger = logging.getLogger(__name__)
 FLUSH_S = 5.0
 """Seconds that control gets to take the last samples."""
 RESTART_S = 1.0
-KEEP_ALIVE_S = 75
-"""Idle connections of clients live longer here than at the engine: the tap adds no race of its own."""
+SWITCH_S = 0.0005
 
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises DriftwatchError if the settings cannot be served."""
     tap = Tap(settings)
+    # The thread that parses samples would else keep the loop waiting for 5 ms, and a full collection for longer.
+    sys.setswitchinterval(SWITCH_S)
+    gc.freeze()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve_until_signal(tap))
 
@@ -81,25 +84,29 @@ class Tap:
         """Serve until stopped, then drain."""
         settings = self._settings
         probe = Probe(settings.engine.url, settings.engine.kind)
+        engine = settings.engine
+        scraper = Scraper(engine.url, probe, interval_s=engine.metrics_interval_s, drained=engine.drained_metrics)
+        scraper.register(self.metrics.registry)
         sampler = Sampler[Exchange](settings.sampling.per_window, settings.sampling.window_s)
         shipper = Shipper(settings.tap.control_url, queue=settings.tap.queue, token=self._token, metrics=self.metrics)
         harvest = Harvest(sampler, shipper, self.metrics)
         recorder = Recorder(settings.tap.capture_bytes, self._segments, sampler, probe, self.metrics)
-        async with Upstream(settings.engine.url) as upstream, _background(probe.run, shipper.run):
-            admin = _server(Admin(self.metrics.registry, lambda: self.ready), drain_s=0)
-            relay = _server(Relay(upstream, recorder.open), drain_s=settings.tap.drain_s)
-            async with _served(admin, self.sockets[1]):
-                async with _background(harvest.run), _served(relay, self.sockets[0]):
-                    self._serving = True
-                    logger.info("relaying %s to %s", settings.tap.listen, settings.engine.url)
-                    await self._stop.wait()
-                await asyncio.sleep(0)  # the last exchanges settle
-                await harvest.flush()
-                await shipper.drain(FLUSH_S)
+        relay = Relay(Pool(settings.engine.url), recorder.open, lambda: self.metrics.drop("recorder_error"))
+        admin = _server(Admin(self.metrics.registry, lambda: self.ready))
+        async with _background(probe.run, shipper.run, scraper.run), _served(admin, self.sockets[1]):
+            async with _background(harvest.run, relay.sweep):
+                await relay.listen(self.sockets[0])
+                self._serving = True
+                logger.info("relaying %s to %s", settings.tap.listen, settings.engine.url)
+                await self._stop.wait()
+                await relay.drain(settings.tap.drain_s)
+            await asyncio.sleep(0)  # the last exchanges settle
+            await harvest.flush()
+            await shipper.drain(FLUSH_S)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which two of them would fight over, and with a word when it listens."""
+    """uvicorn without its signal handlers, which are the tap's, and with a word when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -120,7 +127,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(app: Callable[..., Any], *, drain_s: float) -> _Server:
+def _server(app: Callable[..., Any]) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
@@ -131,11 +138,9 @@ def _server(app: Callable[..., Any], *, drain_s: float) -> _Server:
             date_header=False,
             server_header=False,
             proxy_headers=False,
-            # Its errors follow from what the tap has reported itself, such as answers broken off on purpose.
             log_config=None,
             log_level=logging.CRITICAL,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=math.ceil(drain_s),
+            timeout_graceful_shutdown=0,
         )
     )
 

@@ -1,121 +1,146 @@
-"""The client side of the relay: an HTTP client that adds nothing, keeps nothing and follows nothing."""
+"""Connections to the engine: kept for a few seconds between two requests, never shared by two at a time."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from types import SimpleNamespace
+import asyncio
+import ssl
+import time
+from collections import deque
+from typing import Protocol
+from urllib.parse import urlsplit
 
-import aiohttp
-from multidict import CIMultiDict
-from yarl import URL
-
-from driftwatch.tap.asgi import Headers
-
-# RFC 9110, 7.6.1, and what older proxies add. ``expect`` was answered by the listener before the body was read.
-HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding"
-    b" upgrade expect".split()
-)
 KEEP_ALIVE_S = 3.0
 """vLLM and uvicorn close idle connections after 5 s: one older than this could be closing while it is chosen."""
 CONNECT_TIMEOUT_S = 10.0
-LONGEST_HEADER = 64 * 1024
-PIECE = 64 * 1024
+READ_BYTES = 64 * 1024
+"""Read at once: beside the write buffer's high-water mark this bounds what a stalled client costs."""
 
 
-class Upstream:
-    """Sends requests to the engine at ``url``. Use it as an async context manager."""
+class Answering(Protocol):
+    """Whom a connection serves: an exchange."""
+
+    tunnel: bool
+    """The two directions end apart."""
+
+    def answer(self, data: bytes) -> None:
+        """Bytes from the engine."""
+
+    def engine_ended(self) -> None:
+        """The engine sends nothing more into a tunnel."""
+
+    def engine_lost(self, connection: Connection, failure: Exception | None) -> None:
+        """The connection is gone; without a failure, the engine closed it in order."""
+
+    def engine_full(self, full: bool) -> None:
+        """The engine takes no more bytes for now, or takes them again."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection to the engine."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.user: Answering | None = None
+        self.used = False
+        """It has served a request before: the engine may be closing it."""
+        self.idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._pool.buffer  # shared: what was read is copied before anything else is
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.user is None:
+            self.abort()  # nobody asked
+        else:
+            self.user.answer(bytes(self._pool.buffer[:nbytes]))
+
+    def eof_received(self) -> bool:
+        user = self.user
+        if user is not None and user.tunnel:
+            user.engine_ended()
+            return True
+        self.abort()  # not later, when the engine has read what is on its way to it
+        if user is not None:
+            user.engine_lost(self, None)
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        user, self.user = self.user, None
+        self._pool.forget(self)
+        if user is not None:
+            user.engine_lost(self, exc)
+
+    def pause_writing(self) -> None:
+        if self.user is not None:
+            self.user.engine_full(True)
+
+    def resume_writing(self) -> None:
+        if self.user is not None:
+            self.user.engine_full(False)
+
+    def abort(self) -> None:
+        """Close at once: the engine notices, and stops."""
+        self.user = None
+        self._pool.forget(self)
+        self.transport.abort()
+
+
+class Pool:
+    """Connects to the engine at ``url``."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        parts = urlsplit(url)
+        secure = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if secure else 80)
+        self._ssl = ssl.create_default_context() if secure else None
+        self.prefix = parts.path.rstrip("/").encode()
+        """Comes before the path of each request."""
+        self._idle: deque[Connection] = deque()
+        self._closed = False
+        self.buffer = memoryview(bytearray(READ_BYTES))
 
-    async def __aenter__(self) -> Upstream:
-        self._pooled = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S))
-        self._fresh = _session(aiohttp.TCPConnector(limit=0, force_close=True))
-        return self
+    def take(self) -> Connection | None:
+        """The connection used last, if it is idle and young enough to be open still."""
+        self.sweep()
+        return self._idle.pop() if self._idle else None
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._pooled.close()
-        await self._fresh.close()
-
-    async def open(
-        self,
-        method: str,
-        target: str,
-        headers: Headers,
-        body: bytes | AsyncIterable[bytes] | None,
-        *,
-        replayable: Callable[[], bool],
-        sent: Callable[[], None],
-    ) -> aiohttp.ClientResponse:
-        """Send a request and return once the answer's head is there; the caller closes it.
-
-        A kept connection may be closed by the engine in the very moment it is chosen. Then, and if ``replayable``, the
-        request is sent a second time on a new connection. Raises aiohttp.ClientError, OSError or ValueError.
-        """
-        url = URL(self._url + target, encoded=True)
-        lines = CIMultiDict((_text(name), _text(value)) for name, value in end_to_end(headers))
-        trace = SimpleNamespace(reused=False, sent=sent)
-
-        async def attempt(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
-            data = pieces(body) if isinstance(body, bytes) else body
-            return await session.request(
-                method, url, headers=lines, data=data, allow_redirects=False, trace_request_ctx=trace
+    async def connect(self) -> Connection:
+        """A new connection. Raises OSError, and TimeoutError as one."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _, connection = await loop.create_connection(
+                lambda: Connection(self), self._host, self._port, ssl=self._ssl
             )
+        return connection
 
-        try:
-            return await attempt(self._pooled)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            if not trace.reused or not replayable():
-                raise
-        return await attempt(self._fresh)
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection for the next request."""
+        connection.user = None
+        if self._closed or connection.transport.is_closing():
+            connection.transport.abort()
+            return
+        connection.transport.resume_reading()
+        connection.used = True
+        connection.idle_since = time.monotonic()
+        self._idle.append(connection)
 
+    def forget(self, connection: Connection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
 
-def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """The headers that belong to the exchange and not to one connection of it."""
-    headers = list(headers)
-    named = {token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")}
-    return [line for line in headers if line[0] not in HOP_BY_HOP and line[0] not in named]
+    def sweep(self) -> None:
+        """Close connections that were idle for too long."""
+        oldest = time.monotonic() - KEEP_ALIVE_S
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.popleft().transport.close()
 
-
-def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-    trace = aiohttp.TraceConfig()
-
-    async def reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        context.trace_request_ctx.reused = True
-
-    async def created(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        context.trace_request_ctx.reused = False
-
-    async def sent(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        context.trace_request_ctx.sent()
-
-    trace.on_connection_reuseconn.append(reused)
-    trace.on_connection_create_end.append(created)
-    trace.on_request_headers_sent.append(sent)
-    return aiohttp.ClientSession(
-        connector=connector,
-        # Any other jar would send one user's cookies along with the next one's request.
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
-        # A completion may take hours, and may be silent for long; only connecting has a limit.
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-        max_line_size=LONGEST_HEADER,
-        max_field_size=LONGEST_HEADER,
-        trace_configs=[trace],
-    )
-
-
-async def pieces(data: bytes) -> AsyncIterator[bytes]:
-    """A body in pieces: one large write would hold up every other stream."""
-    for begin in range(0, len(data), PIECE):
-        yield data[begin : begin + PIECE]
-
-
-def _text(value: bytes) -> str:
-    # The client library writes headers as UTF-8.
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().transport.abort()

@@ -191,24 +191,19 @@ def test_totals_alone_are_judged_by_their_rate_and_rejected_is_absent(
 def test_what_cannot_go_into_a_cell_is_counted_with_its_reason(
     client: TestClient, store: Store, settings: Settings
 ) -> None:
-    good = trace("draft3.T0")[:2]
+    good = trace("draft3.T0")
     figures = [
         {"windows": 3, "accepted": 4},
         {"windows": 3, "drafted": 1, "accepted": 2},
         {"refused": "adaptive_steps"},
         {},
     ]
-    send(
-        client,
-        store,
-        settings,
-        good + [row | {"id": f"x{i}", "engine": one} for i, one in enumerate(figures) for row in good[:1]],
-    )
+    send(client, store, settings, good + [good[0] | {"id": f"x{i}", "engine": one} for i, one in enumerate(figures)])
     found = metrics(client)
-    # The cell is judged by what all of its requests give.
-    assert found["driftwatch_live_requests_total"][CELL] == 3
+    assert found["driftwatch_live_requests_total"][CELL] == 72
+    assert "driftwatch_live_rejected_tokens_total" in found, "one of 73 says less: it does not decide"
     reasons = {dict(labels)["reason"]: value for labels, value in found["driftwatch_live_refused_total"].items()}
-    assert reasons == {"contradictory": 1, "adaptive_steps": 1}
+    assert reasons == {"says_less": 1, "contradictory": 1, "adaptive_steps": 1}
     assert "live_refused" not in {dict(labels)["outcome"] for labels in found["driftwatch_samples_total"]}
 
 
@@ -221,15 +216,17 @@ def test_an_engine_that_says_less_than_before_is_judged_by_less_and_learns_anew(
     (cell,) = client.get("/v1/segments/tenant=a").json()["cells"]
     assert (cell["metric"], cell["state"]) == ("hit_rate", "drifting")
     figures = {"windows": 5, "drafted": 14, "accepted": 6, "accepted_histogram": [1, 3, 0, 1]}
-    send(client, store, settings, [rows[0] | {"id": "less", "engine": figures}])
-    (cell,) = client.get("/v1/segments/tenant=a").json()["cells"]
-    assert (cell["metric"], cell["state"], cell["requests"]) == ("acceptance_rate", "learning", 217)
+    for first, expected in ((0, ("hit_rate", "drifting", 216)), (10, ("acceptance_rate", "learning", 218))):
+        less = [rows[0] | {"id": f"less{first + i}", "engine": figures} for i in range(10 if first == 0 else 2)]
+        send(client, store, settings, less)
+        (cell,) = client.get("/v1/segments/tenant=a").json()["cells"]
+        assert (cell["metric"], cell["state"], cell["requests"]) == expected
     (event,) = client.get("/v1/events").json()["events"]
     assert event["closed_at"] is not None
     assert event["details"]["closed"] == {"reason": "the engine says less: acceptance_rate is watched from here on"}
     send(client, store, settings, [rows[0] | {"id": "more"}])
     (cell,) = client.get("/v1/segments/tenant=a").json()["cells"]
-    assert (cell["metric"], cell["requests"]) == ("acceptance_rate", 218)
+    assert (cell["metric"], cell["requests"]) == ("acceptance_rate", 219)
 
 
 def test_lengths_alone_are_compared_on_one_scale(client: TestClient, store: Store, settings: Settings) -> None:

@@ -13,6 +13,27 @@ from driftwatch.tap import probe as module
 from driftwatch.tap.probe import Probe
 
 VERSION = '{"version": "0.32.0"}'
+SERVER_INFO = json.dumps(
+    {
+        "model_path": "meta-llama/Llama-3.1-8B-Instruct",
+        "quantization": None,
+        "kv_cache_dtype": "auto",
+        "tp_size": 1,
+        "return_input_ids": False,
+        "speculative_algorithm": "EAGLE3",
+        "speculative_draft_model_path": "lmsys/sglang-EAGLE3-LLaMA3.1-Instruct-8B",
+        "speculative_draft_model_quantization": None,
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": 4,
+        "speculative_accept_threshold_single": 1.0,
+        "speculative_accept_threshold_acc": 1.0,
+        "speculative_adaptive": False,
+        "internal_states": [{"avg_spec_accept_length": 2.64, "speculative_num_steps": 3}],
+        "version": "0.5.23",
+    }
+)
+"""The keys of SGLang 0.5.23 that matter here: its resolved settings, flat, with the version beside them."""
 Serve = Callable[[dict[str, str]], Awaitable[str]]
 
 
@@ -62,7 +83,30 @@ async def ask(url: str, kind: EngineKind = "auto") -> tuple[bool, Probe]:
             {"engine": "trtllm", "version": "0.32.0"},
         ),
         ({"/server_info": '{"version": "0.5.23"}'}, "sglang", {"engine": "sglang", "version": "0.5.23"}),
-        ({"/get_server_info": '{"tp_size": 1}'}, "sglang", {"engine": "sglang"}),
+        ({"/get_server_info": '{"tp_size": 1}'}, "sglang", {"engine": "sglang", "parallelism": "1"}),
+        (
+            {"/server_info": SERVER_INFO},
+            "sglang",
+            {
+                "engine": "sglang",
+                "version": "0.5.23",
+                "target": "meta-llama/Llama-3.1-8B-Instruct",
+                "draft": "lmsys/sglang-EAGLE3-LLaMA3.1-Instruct-8B",
+                "kv_cache_dtype": "auto",
+                "parallelism": "1",
+                "speculative_algorithm": "EAGLE3",
+                "speculative_num_steps": "3",
+                "speculative_eagle_topk": "1",
+                "speculative_num_draft_tokens": "4",
+                "speculative_accept_threshold_single": "1.0",
+                "speculative_accept_threshold_acc": "1.0",
+            },
+        ),
+        (
+            {"/version": VERSION, "/v1/models": json.dumps({"data": [{"id": "m", "root": "org/model"}]})},
+            "vllm",
+            {"engine": "vllm", "version": "0.32.0", "target": "org/model"},
+        ),
         ({}, "openai", {}),
         ({"/version": "not json"}, "openai", {}),
         ({"/version": '["0.32.0"]'}, "openai", {}),
@@ -101,5 +145,35 @@ async def test_it_is_asked_again_until_it_answers_and_ever_after(serve: Serve, m
         for version in ("1", "2"):
             answers["/version"] = json.dumps({"version": version})
             await asyncio.wait_for(until({"engine": "vllm", "version": version}), 5)
+    finally:
+        task.cancel()
+
+
+async def test_facts_in_doubt_are_none_until_the_engine_has_answered(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade is one change: the new fingerprint never comes with the old version."""
+    monkeypatch.setattr(module, "FIRST_RETRY_S", 0.01)
+    answers = {"/version": json.dumps({"version": "1"})}
+    probe = Probe(await serve(answers), "auto")
+    task = asyncio.create_task(probe.run())
+
+    async def until_known(version: str) -> None:
+        while probe.deployment.get("version") != version:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    try:
+        await asyncio.wait_for(until_known("1"), 5)
+        probe.learn({"kv_cache_dtype": "fp8"})
+        for fingerprint in ("a", None, "a"):
+            assert probe.facts(fingerprint) == {"engine": "vllm", "version": "1", "kv_cache_dtype": "fp8"}
+        answers["/version"] = json.dumps({"version": "2"})
+        assert probe.facts("b") == {"engine": "vllm"}
+        await asyncio.wait_for(until_known("2"), 5)
+        assert probe.facts("b") == {"engine": "vllm", "version": "2"}
+        answers["/version"] = json.dumps({"version": "3"})
+        probe.doubt()
+        assert probe.facts("b") == {"engine": "vllm"}
+        await asyncio.wait_for(until_known("3"), 5)
     finally:
         task.cancel()

@@ -212,3 +212,82 @@ async def test_answers_without_anything_to_strip_pass(status: int, headers: list
 def test_every_reason_is_there_from_the_start() -> None:
     metrics = Metrics()
     assert all(metrics.registry.get_sample_value("driftwatch_dropped_total", {"reason": r}) == 0 for r in DROP_REASONS)
+
+
+async def test_an_sglang_is_asked_by_headers_and_its_ids_are_counted_for_the_latency() -> None:
+    bench = Bench("sglang", capture_bytes=10_000)
+    hooks = bench.recorder.open(Request("POST", CHAT, [(b"host", b"h"), (b"x-sglext-return-input-ids", b"0")]))
+    replaced = hooks.body(BODY)
+    assert replaced is not None
+    body, headers = replaced
+    assert body == BODY
+    assert dict(headers)[b"x-sglext-return-output-ids"] == b"1"
+    assert [value for name, value in headers if name == b"x-sglext-return-input-ids"] == [b"1"]
+    last = {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}
+    ids = {"choices": [], "sglext": {"input_ids": [1], "output_ids": [[5, 6, 7]]}}
+    pieces = [f"data: {json.dumps(one)}\n\n".encode() for one in (last, ids)]
+    assert await bench.exchange([*pieces, b"data: [DONE]\n\n"]) == pieces[0] + b"data: [DONE]\n\n"
+    (sample,) = [
+        one.value
+        for family in bench.metrics.registry.collect()
+        for one in family.samples
+        if one.name == "driftwatch_time_per_output_token_seconds_sum"
+    ]
+    assert sample == 1.0, "two seconds behind the first bytes, for two tokens behind the first"
+
+
+async def test_routes_are_those_of_the_engine() -> None:
+    for kind, recorded in (("sglang", 1), ("vllm", 0)):
+        bench = Bench(kind, capture_bytes=10_000)  # type: ignore[arg-type]
+        await bench.exchange([b"{}"], path="/generate", headers=JSON, body=b"{}")
+        assert len(bench.sampler.flush()) == recorded
+
+
+def buckets(metrics: Metrics, name: str) -> list[float]:
+    histogram = {"ttft": metrics.time_to_first_token, "tpot": metrics.time_per_output_token, "e2e": metrics.end_to_end}
+    found = histogram[name].labels("x")._upper_bounds
+    return [float(edge) for edge in found[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("ttft", [0.1, 0.2, 0.25, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0]),
+        ("tpot", [0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1]),
+        ("e2e", [1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0]),
+    ],
+)
+def test_buckets_resolve_a_p99_near_the_limits_that_people_set(name: str, limits: list[float]) -> None:
+    edges = buckets(Metrics(), name)
+    assert set(limits) <= set(edges)
+    for limit in limits:
+        at = edges.index(limit)
+        assert edges[at + 1] / limit < 1.35
+        assert limit / edges[at - 1] < 1.35
+
+
+async def test_the_end_to_end_latency_of_plain_answers_too() -> None:
+    bench = Bench()
+    await bench.exchange([b"{", b"}"], headers=JSON)
+    found = [
+        one
+        for family in bench.metrics.registry.collect()
+        for one in family.samples
+        if one.name == "driftwatch_end_to_end_seconds_sum"
+    ]
+    assert [one.value for one in found] == [2.0]
+
+
+async def test_an_answer_of_another_engine_is_not_stamped_with_the_facts_of_the_first() -> None:
+    bench = Bench("vllm", capture_bytes=10_000)
+    probe = bench.recorder.probe
+    probe.learn({"kv_cache_dtype": "fp8"})
+    for fingerprint in (b"vllm-1-a", b"vllm-1-a", b"vllm-2-b"):
+        answer = b'{"choices": [], "system_fingerprint": "%b"}' % fingerprint
+        await bench.exchange([answer], headers=JSON, body=b'{"messages": [], "n": 2}')
+    stamped = [kept.item.deployment for kept in bench.sampler.flush()]
+    known = {"engine": "vllm", "kv_cache_dtype": "fp8"}
+    assert (len(stamped), stamped.count(known), stamped.count({"engine": "vllm"})) == (3, 2, 1)
+    probe.learn({"kv_cache_dtype": "fp8"})
+    await bench.exchange([], ending="unreachable", status=0)
+    assert probe.deployment == {"engine": "vllm"}
