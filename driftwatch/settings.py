@@ -84,6 +84,13 @@ class Section(BaseModel):
 class Engine(Section):
     url: Url = Field("http://127.0.0.1:8000", description="Base URL of the inference engine behind the tap.")
     kind: EngineKind = Field("auto", description="Engine dialect; `auto` asks the engine once.")
+    metrics_interval_s: float = Field(
+        15.0, ge=0, description="Seconds between two looks of the tap at the engine's own metrics; 0: none."
+    )
+    drained_metrics: bool = Field(
+        False,
+        description="This tap is the one reader of TensorRT-LLM's `/metrics`, whose entries are gone once read.",
+    )
 
 
 class Tap(Section):

@@ -1,36 +1,91 @@
-"""``driftwatch ingest``: records from files into control."""
+"""``driftwatch ingest``: records, engines' logs and KServe's events from files into control."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 import httpx
+import orjson
+import zstandard
 
 from driftwatch.cli.options import files, with_settings
-from driftwatch.errors import DriftwatchError
-from driftwatch.records import Record, read_records
+from driftwatch.errors import DriftwatchError, RecordError
+from driftwatch.records import Record, open_lines, parse_record
 from driftwatch.settings import Settings, secret
+from driftwatch.wire import kserve, logs
+from driftwatch.wire.exchange import Skip
 
 BATCH_RECORDS = 500
 BATCH_BYTES = 8_000_000
+PICKLE = b"\x80"
 
 
 @click.command()
 @files
 @with_settings
 def ingest(files: tuple[Path, ...], settings: Settings) -> None:
-    """Send the records of FILES to control; what it already has counts as duplicate."""
+    """Send what FILES hold to control: records, SGLang's metrics export or JSON request log, TensorRT-LLM's perf
+    metrics, KServe's inference events. What control already has counts as duplicate."""
     token = secret(settings.control.token, settings.control.token_file, "control.token_file")
     headers = {"content-type": "application/x-ndjson"} | ({"authorization": f"Bearer {token}"} if token else {})
     stored = duplicates = 0
+    skipped: Counter[str] = Counter()
     with httpx.Client(base_url=settings.tap.control_url, headers=headers, timeout=60, trust_env=False) as client:
-        for body in _bodies(read_records(files)):
+        for body in _bodies(read(files, skipped)):
             answer = _post(client, body)
             stored += answer["stored"]
             duplicates += answer["duplicates"]
     click.echo(f"stored {stored}, duplicates {duplicates}")
+    if skipped:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(skipped.items()))
+        click.echo(f"not read: {skipped.total()} lines ({reasons})", err=True)
+
+
+def read(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[Record]:
+    """Records out of files whose kind shows in each line; lines that give none are counted in ``skipped``.
+
+    Raises RecordError for a line that is none of the known kinds and no record either, naming file and line.
+    """
+    joiner = kserve.Joiner()
+    for path in paths:
+        for number, line in _lines(path):
+            try:
+                record = _read(line, joiner, where=f"{path}:{number}")
+            except Skip as skip:
+                skipped[skip.reason] += 1
+                continue
+            if record is not None:
+                yield record
+    if joiner.waiting:
+        skipped["unpaired"] += len(joiner.waiting)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with open_lines(path) as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                if number == 1 and line.startswith(PICKLE):
+                    raise RecordError(f"{path}: a pickle, which is not read: loading it could run anything in it")
+                if line.strip():
+                    yield number, line
+        except (OSError, EOFError, zstandard.ZstdError) as error:
+            raise RecordError(f"{path}: cannot be decompressed ({error}); is the file complete?") from None
+
+
+def _read(line: bytes, joiner: kserve.Joiner, *, where: str) -> Record | None:
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        value = None
+    if isinstance(value, dict):
+        if kserve.is_event(value):
+            return joiner.take(value)
+        if (record := logs.record(value)) is not None:
+            return record
+    return parse_record(line, where=where)
 
 
 def _bodies(records: Iterable[Record]) -> Iterator[bytes]:

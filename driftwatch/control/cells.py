@@ -4,67 +4,25 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from driftwatch.acceptance import DEFAULT_GAMMA
+from driftwatch.control.terms import DEFINITIONS, Key, Seen, figure, fitted, rules_of
 from driftwatch.drift.cell import CellState, DriftClosed, DriftOpened, Rules, Transition
-from driftwatch.drift.interval import Estimate
-from driftwatch.drift.live import METRICS, Metric, restated
+from driftwatch.drift.live import Metric, restated, settle
 from driftwatch.drift.sums import Sums
 from driftwatch.records import segment_labels
 from driftwatch.retrain.announce import DRIFT_CLOSED, DRIFT_OPENED, announce
 from driftwatch.retrain.policy import propose
-from driftwatch.settings import Detect, Model, Settings
+from driftwatch.settings import Model, Settings
 from driftwatch.store.schema import Cell, CellHour, Deployment, Event, Replay, Sample
 
 log = logging.getLogger(__name__)
-
-DEFINITIONS: Mapping[Metric, str] = {
-    "hit_rate": "accepted / tested proposals, weighted mean over requests",
-    "acceptance_rate": "accepted / drafted proposals, weighted mean over requests; the engine does not say which "
-    "proposals were tested",
-    "acceptance_length": "accepted / (windows x gamma), weighted mean over requests: the acceptance length, less 1, by "
-    "gamma; the engine does not say how many proposals were made",
-}
-
-
-class Key(NamedTuple):
-    """What makes a cell."""
-
-    deployment_id: int
-    draft: str
-    segment: str
-    split: str
-    channel: str
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One request on its way into a cell. ``index`` rises, and leads back to it: a replay's id, or a sample's."""
-
-    index: int
-    served_at: float
-    session: str | None
-    sums: Sums
-    accepted: float
-    trials: float
-
-
-def rules_of(detect: Detect, metric: str = "hit_rate") -> Rules:
-    """What every cell is judged by. A baseline that somebody gave is a hit rate, and holds for no other metric."""
-    return Rules(
-        tolerance=detect.tolerance,
-        threshold=detect.requests_between_false_alarms,
-        min_requests=detect.baseline.min_requests,
-        min_hours=detect.baseline.min_hours,
-        given=detect.baseline.value if metric == "hit_rate" else None,
-    )
 
 
 @dataclass
@@ -79,6 +37,8 @@ class CellUpdate:
     state: CellState
     sums: Sums
     now: float
+    less: int = 0
+    """Requests that said less than what a live cell watches."""
 
     @classmethod
     def load(
@@ -108,7 +68,7 @@ class CellUpdate:
         if cell.channel == "shadow":  # a live cell's gamma is the engine's own
             cell.gamma = model.gamma
             sums = sums.widened(model.gamma)
-        update = cls(session, settings, deployment, model, cell, state, sums, now)
+        update = cls(session, settings, deployment, model, cell, state, sums, now, cell.sums.get("less", 0))
         if state.rules != rules:
             update.follow(rules)
         return update
@@ -151,15 +111,13 @@ class CellUpdate:
         self.cell.gamma = self.sums.gammas
         return self.cell.gamma
 
-    def settle_for(self, metric: Metric) -> None:
-        """Watch a coarser metric from here on, if a live cell's engine says less than before, and learn it anew.
-
-        To leave out the requests that say less would select: of a prompt-lookup draft those with full windows only.
-        """
-        if METRICS.index(metric) <= METRICS.index(self.metric):
-            return
-        self.cell.metric = metric
-        self._start_anew(f"the engine says less: {metric} is watched from here on")
+    def settle(self, said: Sequence[Metric]) -> None:
+        """Watch a coarser metric from here on, and learn it anew, if too many of a live cell's requests say less."""
+        metric, less = settle(self.metric, said, self.sums.requests, self.less)
+        self.less = less
+        if metric != self.metric:
+            self.cell.metric = metric
+            self._start_anew(f"the engine says less: {metric} is watched from here on")
 
     def _start_anew(self, reason: str) -> None:
         """Learn what is normal once more; what was open until now can no longer be judged."""
@@ -196,7 +154,8 @@ class CellUpdate:
         self._store()
 
     def _store(self) -> None:
-        self.cell.state, self.cell.sums, self.cell.updated_at = self.state.to_json(), self.sums.to_json(), self.now
+        sums = self.sums.to_json() | ({"less": self.less} if self.less else {})
+        self.cell.state, self.cell.sums, self.cell.updated_at = self.state.to_json(), sums, self.now
         self.session.flush()
 
     def _add_hour(self, hour: int, sums: Sums) -> None:
@@ -299,13 +258,3 @@ def open_events(session: Session, cell_id: int) -> Sequence[Event]:
     """Drift events of a cell that are not over."""
     mine = (Event.cell_id == cell_id, Event.kind == "drift", Event.closed_at.is_(None))
     return session.scalars(select(Event).where(*mine)).all()
-
-
-def fitted(sums: Sums, gammas: int, channel: str) -> Sums:
-    """Sums that add to others of so many gammas, by the kind of their cell."""
-    return restated(sums, gammas) if channel == "live" else sums.widened(gammas)
-
-
-def figure(estimate: Estimate) -> dict[str, Any]:
-    """An estimate with its denominator and interval, for people and pipelines."""
-    return asdict(estimate)

@@ -14,7 +14,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from driftwatch.acceptance import tally
-from driftwatch.control.cells import CellUpdate, Key, Seen
+from driftwatch.control.cells import CellUpdate
+from driftwatch.control.terms import Key, Seen
 from driftwatch.drift.live import METRICS, LiveCounts, Metric, Refused, counts
 from driftwatch.drift.sums import Sums
 from driftwatch.settings import Model, Settings
@@ -75,12 +76,14 @@ def _take_live(session: Session, settings: Settings, key: Key, group: list[Repor
         except Refused as error:
             refused[error.reason] += 1
     if usable:
-        metric = max((found.metric for _, found in usable), key=METRICS.index)
-        update = CellUpdate.load(session, settings, key, now, metric)
-        update.settle_for(metric)
-        gamma = update.reach(max(found.gamma for _, found in usable))
-        update.take([_reported(update.metric, gamma, one, found) for one, found in usable])
-    for reason, count in sorted(refused.items()):
+        said = [found.metric for _, found in usable]
+        update = CellUpdate.load(session, settings, key, now, min(said, key=METRICS.index))
+        update.settle(said)
+        telling = [(one, found) for one, found in usable if found.gives(update.metric)]
+        refused["says_less"] += len(usable) - len(telling)
+        gamma = update.reach(max((found.gamma for _, found in telling), default=1))
+        update.take([_reported(update.metric, gamma, one, found) for one, found in telling])
+    for reason, count in sorted((+refused).items()):
         count_outcome(session, key.segment, REFUSED, reason, by=count)
 
 

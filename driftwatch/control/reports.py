@@ -10,7 +10,7 @@ from typing import Any, cast
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from driftwatch.control.cells import figure, fitted
+from driftwatch.control.terms import figure, fitted
 from driftwatch.drift.cell import CellState
 from driftwatch.drift.interval import Estimate
 from driftwatch.drift.live import METRICS, Metric

@@ -16,7 +16,7 @@ have proposed fewer than gamma (n-gram): it then counts as totals only.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,10 +33,12 @@ METRICS: tuple[Metric, ...] = ("hit_rate", "acceptance_rate", "acceptance_length
 LARGEST_GAMMA = 128
 """vLLM's own limit of proposals (MAX_SPEC_LEN)."""
 
+FEW = 0.05
+"""Share of a cell's requests that may say less than the others."""
 LARGEST_COUNT = 10_000_000
 """Windows or tokens of one request; more is no figure, and would outgrow the store's columns."""
 
-Reason = Literal["contradictory", "implausible", "gamma_too_large"]
+Reason = Literal["contradictory", "implausible", "gamma_too_large", "says_less"]
 
 
 class Refused(Exception):
@@ -63,17 +65,22 @@ class LiveCounts:
 
     @property
     def metric(self) -> Metric:
-        """The finest figure that these counts give."""
+        """The finest figure that these counts give; a request without a window stands in the way of none."""
+        if not self.windows:
+            return "hit_rate"
         if self.rejected is not None and self.accepted_at:
             return "hit_rate"
         return "acceptance_length" if self.drafted is None else "acceptance_rate"
+
+    def gives(self, metric: Metric) -> bool:
+        return METRICS.index(self.metric) <= METRICS.index(metric)
 
     def trials(self, metric: Metric, gamma: int) -> tuple[float, float]:
         """Successes and trials for a detector of this metric, in a cell of this gamma, at least their own.
 
         Raises ValueError if these counts do not give it.
         """
-        if METRICS.index(self.metric) > METRICS.index(metric):
+        if not self.gives(metric):
             raise ValueError(f"counts that give {self.metric} at best do not give {metric}")
         trials = {
             "hit_rate": self.accepted + (self.rejected or 0),
@@ -110,6 +117,21 @@ class LiveCounts:
             at,
             last(self.rejected or 0.0) if metric == "hit_rate" else last(0.0),
         )
+
+
+def settle(metric: Metric, said: Sequence[Metric], requests: int, less: int) -> tuple[Metric, int]:
+    """What a cell watches from here on, and how many of its requests have said less than that.
+
+    ``said`` is what new requests give at best, ``requests`` and ``less`` count those before. A few that say less are
+    left out. More than ``FEW`` of all would select (of a prompt-lookup draft: those with full windows throughout), so
+    then the cell watches what they too give.
+    """
+    for coarser in METRICS[METRICS.index(metric) :]:
+        more = sum(METRICS.index(one) > METRICS.index(coarser) for one in said)
+        before = less if coarser == metric else 0
+        if before + more <= FEW * (requests + before + len(said)):
+            return coarser, before + more
+    return METRICS[-1], 0
 
 
 def counts(figures: Mapping[str, Any], configured_gamma: int) -> LiveCounts | None:

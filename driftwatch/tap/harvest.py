@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from driftwatch.tap.metrics import Metrics
 from driftwatch.tap.sampler import Kept, Sampler
 from driftwatch.tap.shipper import Line, Shipper
-from driftwatch.wire import openai, vllm
+from driftwatch.wire import dialects
 from driftwatch.wire.exchange import Exchange, Skip
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,6 @@ class Harvest:
 
 def to_line(kept: Kept[Exchange]) -> Line:
     """Read an exchange in its engine's dialect. Raises Skip."""
-    dialect = vllm.record if kept.item.deployment.get("engine") == "vllm" else openai.record
-    record = dialect(kept.item)
+    record = dialects.record(kept.item)
     record.weight = kept.weight
     return Line(kept.segment, record.model_dump_json(exclude_none=True).encode())

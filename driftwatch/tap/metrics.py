@@ -22,8 +22,20 @@ DROP_REASONS: tuple[DropReason, ...] = (*get_args(TapReason), *SKIP_REASONS)
 UNRECORDED = "unrecorded"
 """Segment of requests on routes that are relayed only: health checks, model lists, embeddings."""
 
-_TTFT = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0)
-_TPOT = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+# Limits that people set are edges themselves, with the next ones at most a third away on both sides: so a p99 is known
+# exactly enough where it is compared with a limit.
+_TTFT = (
+    *(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75),
+    *(1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 60.0),
+)
+_TPOT = (
+    *(0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06),
+    *(0.075, 0.1, 0.125, 0.15, 0.2, 0.3, 0.5, 1.0),
+)
+_E2E = (
+    *(0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.5, 15.0, 20.0, 25.0, 30.0),
+    *(40.0, 50.0, 60.0, 75.0, 90.0, 120.0, 180.0, 300.0, 600.0),
+)
 _ADDED = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 
 
@@ -47,6 +59,13 @@ class Metrics:
             "Streams whose engine counted the tokens: time behind the first bytes, per token behind the first.",
             ("segment",),
             buckets=_TPOT,
+            registry=registry,
+        )
+        self.end_to_end = Histogram(
+            "driftwatch_end_to_end_seconds",
+            "Complete answers: from the request's arrival to the last bytes of the answer's body.",
+            ("segment",),
+            buckets=_E2E,
             registry=registry,
         )
         self.samples = Counter(

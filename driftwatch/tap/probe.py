@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -18,49 +20,105 @@ LONGEST_RETRY_S = 15.0
 TIMEOUT = aiohttp.ClientTimeout(total=5)
 LARGEST = 1024 * 1024
 
+SGLANG_FACTS = {
+    "version": "version",
+    "target": "model_path",
+    "quantization": "quantization",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "parallelism": "tp_size",
+    "draft": "speculative_draft_model_path",
+    "draft_quantization": "speculative_draft_model_quantization",
+    "speculative_algorithm": "speculative_algorithm",
+    "speculative_num_steps": "speculative_num_steps",
+    "speculative_eagle_topk": "speculative_eagle_topk",
+    "speculative_num_draft_tokens": "speculative_num_draft_tokens",
+    "speculative_adaptive": "speculative_adaptive",
+    "speculative_use_rejection_sampling": "speculative_use_rejection_sampling",
+    "speculative_accept_threshold_single": "speculative_accept_threshold_single",
+    "speculative_accept_threshold_acc": "speculative_accept_threshold_acc",
+    "return_input_ids": "return_input_ids",
+    "return_output_ids": "return_output_ids",
+}
+"""Our word for a fact, and the key of SGLang's ``/server_info`` (0.5.23; resolved settings, flat)."""
+
 
 class Probe:
-    """What is known of the engine at ``url``: its kind, and the facts that each record is stamped with."""
+    """What is known of the engine at ``url``: its kind, and the facts that each record is stamped with.
+
+    An engine that was replaced between two looks would be stamped with facts of the old one, and its change told twice:
+    once when its fingerprint changes, once when the rest is asked. So facts in doubt are none until it has answered.
+    """
 
     def __init__(self, url: str, kind: EngineKind) -> None:
         self._url = url
         self._auto = kind == "auto"
         self.kind: EngineKind = kind
-        self.deployment = _facts(kind, None)
+        self._asked = _facts(kind, {})
+        self._learned: dict[str, str] = {}
+        self._fingerprint: str | None = None
+        self._doubted = asyncio.Event()
+        self.deployment: dict[str, str] = self._asked
 
     async def run(self) -> None:
-        """Ask until the engine answers, then every minute: it may be replaced by another version."""
+        """Ask until the engine answers, then every minute or when in doubt: it may be replaced by another version."""
         pause = FIRST_RETRY_S
         async with aiohttp.ClientSession(timeout=TIMEOUT, cookie_jar=aiohttp.DummyCookieJar()) as session:
             while True:
+                self._doubted.clear()
                 if await self.ask(session):
                     pause = AGAIN_S
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._doubted.wait(), pause)
+                        await asyncio.sleep(FIRST_RETRY_S)  # two versions side by side raise doubts all the time
                 else:
                     pause = FIRST_RETRY_S if pause == AGAIN_S else min(2 * pause, LONGEST_RETRY_S)
-                await asyncio.sleep(pause)
+                    await asyncio.sleep(pause)
+
+    def doubt(self) -> None:
+        """The engine may be another one now: forget all but its kind, and ask again."""
+        self._learned = {}
+        self._asked = self.deployment = _facts(self.kind, {})
+        self._doubted.set()
+
+    def facts(self, fingerprint: str | None) -> dict[str, str]:
+        """Facts to stamp an exchange with, whose answer had this ``system_fingerprint``."""
+        if fingerprint is not None:
+            if self._fingerprint not in (None, fingerprint):
+                self.doubt()
+            self._fingerprint = fingerprint
+        return self.deployment
 
     async def ask(self, session: aiohttp.ClientSession) -> bool:
         """Ask once. False if the engine did not answer; what was known then stays."""
         try:
-            kind, version = await self._identify(session)
+            kind, found = await self._identify(session)
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
         if self._auto and kind != self.kind:
-            logger.info("the engine is %s %s", kind, version or "")
+            logger.info("the engine is %s %s", kind, found.get("version", ""))
             self.kind = kind
-        self.deployment = _facts(self.kind, version)
+            self._learned = {}
+        self._asked = _facts(self.kind, found)
+        self.deployment = self._learned | self._asked
         return True
 
-    async def _identify(self, session: aiohttp.ClientSession) -> tuple[EngineKind, str | None]:
+    def learn(self, facts: Mapping[str, str]) -> None:
+        """Facts that were found elsewhere, in the engine's metrics."""
+        if facts and facts != self._learned:
+            self._learned = dict(facts)
+            self.deployment = self._learned | self._asked
+
+    async def _identify(self, session: aiohttp.ClientSession) -> tuple[EngineKind, dict[str, str]]:
         answer = await self._get(session, "/version")
         if version := _version(answer):
             # TensorRT-LLM answers /version alike, but refuses request fields that it does not know.
-            models = await self._get(session, "/v1/models")
-            return ("trtllm" if _owner(models) == "tensorrt_llm" else "vllm"), version
-        for path in ("/server_info", "/get_server_info"):
+            model = _first_model(await self._get(session, "/v1/models"))
+            kind: EngineKind = "trtllm" if model.get("owned_by") == "tensorrt_llm" else "vllm"
+            return kind, _known({"version": version, "target": model.get("root")})
+        for path in ("/server_info", "/get_server_info"):  # the older name is deprecated since about 0.5.9
             if answer := await self._get(session, path):
-                return "sglang", _version(answer)
-        return "openai", None
+                return "sglang", _known({ours: answer.get(theirs) for ours, theirs in SGLANG_FACTS.items()})
+        return "openai", {}
 
     async def _get(self, session: aiohttp.ClientSession, path: str) -> dict[str, Any] | None:
         async with session.get(self._url + path, allow_redirects=False) as response:
@@ -75,10 +133,19 @@ class Probe:
             return answer if isinstance(answer, dict) else None
 
 
-def _facts(kind: EngineKind, version: str | None) -> dict[str, str]:
+def _facts(kind: EngineKind, found: dict[str, str]) -> dict[str, str]:
     """Only what is known: ``openai`` says how an engine speaks, not what it is."""
     facts: dict[str, str] = {} if kind in ("auto", "openai") else {"engine": kind}
-    return {**facts, "version": version} if version else facts
+    return facts | found
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, str]:
+    """Facts as text; what is not set, or off, is none."""
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in values.items()
+        if isinstance(value, str | int | float) and value not in ("", False)
+    }
 
 
 def _version(answer: dict[str, Any] | None) -> str | None:
@@ -86,7 +153,7 @@ def _version(answer: dict[str, Any] | None) -> str | None:
     return version if isinstance(version, str) and version else None
 
 
-def _owner(models: dict[str, Any] | None) -> object:
+def _first_model(models: dict[str, Any] | None) -> dict[str, Any]:
     data = (models or {}).get("data")
     first = data[0] if isinstance(data, list) and data else None
-    return first.get("owned_by") if isinstance(first, dict) else None
+    return first if isinstance(first, dict) else {}

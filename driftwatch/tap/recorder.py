@@ -20,14 +20,18 @@ from driftwatch.tap.metrics import UNRECORDED, Metrics, Outcome
 from driftwatch.tap.probe import Probe
 from driftwatch.tap.sampler import Sampler
 from driftwatch.tap.segments import OTHER, Segments
-from driftwatch.wire import openai, vllm
+from driftwatch.wire import dialects, openai
 from driftwatch.wire.exchange import Exchange, media_type
+from driftwatch.wire.injection import Injected
 from driftwatch.wire.strip import Stripper, stripper
 
 logger = logging.getLogger(__name__)
 
 # The last count in an answer is its final usage. Inside a string the quotes would be escaped, so text cannot fake it.
-_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
+_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d+)')
+_COUNTS = (b'"completion_tokens"', b'"output_tokens"')
+_FINGERPRINT = re.compile(rb'"system_fingerprint"\s*:\s*"([^"\\]+)"')
+_SGLEXT_IDS = re.compile(rb'"output_ids"\s*:\s*\[\[([\d,\s]+)\]\]')
 _ID_LENGTH = 256
 
 
@@ -43,7 +47,7 @@ class Recorder:
     clock: Callable[[], float] = time.monotonic
 
     def open(self, request: Request) -> Hooks:
-        if request.method == "POST" and request.path in openai.ROUTES:
+        if request.method == "POST" and request.path in dialects.of(self.probe.kind).routes:
             return Recording(self, request)
         return Counting(self)
 
@@ -87,7 +91,7 @@ class Recording:
         self._first: float | None = None
         self._ended = self._started
         self._request: bytes | None = None
-        self._injected: vllm.Injected | None = None
+        self._injected: Injected | None = None
         self._stripper: Stripper | None = None
         self._status = 0
         self._headers: dict[str, str] = {}
@@ -103,11 +107,12 @@ class Recording:
         self._ready = self._tap.clock()
         self._request = data
         with self._fail_open:
-            if data is not None and self._tap.probe.kind == "vllm":
-                self._injected = vllm.inject(self._head.path, data)
+            inject = dialects.of(self._tap.probe.kind).inject
+            if data is not None and inject is not None:
+                self._injected = inject(self._head.path, data, self._tap.probe.deployment)
         if self._injected is None:
             return None
-        return self._injected.body, _headers_for(self._head.headers, self._injected.body)
+        return self._injected.body, _headers_for(self._head.headers, self._injected)
 
     def sent(self) -> None:
         self._tap.metrics.added.observe(self._tap.clock() - self._ready)
@@ -148,6 +153,8 @@ class Recording:
             segment, labels = self._tap.segments.of(self._head.headers, self._request, self._request_size())
         self._tap.metrics.request(segment, outcome)
         with self._fail_open:
+            if outcome == "unreachable":
+                self._tap.probe.doubt()
             # Status 200 and not merely a good one: others carry no completion.
             if outcome == "ok" and self._status == 200:
                 self._offer(segment, labels)
@@ -158,6 +165,7 @@ class Recording:
         streamed = media_type(self._headers) == "text/event-stream"
         # A plain answer comes in one piece, when everything has been generated: its first bytes say nothing.
         ttft_s = self._first - self._started if streamed and self._first is not None else None
+        metrics.end_to_end.labels(segment).observe(e2e_s)
         if ttft_s is not None:
             metrics.time_to_first_token.labels(segment).observe(ttft_s)
         if self._request is None or self._size > self._tap.capture_bytes:
@@ -179,7 +187,7 @@ class Recording:
             started_at=self._started_at,
             ttft_s=ttft_s,
             e2e_s=e2e_s,
-            deployment=self._tap.probe.deployment,
+            deployment=self._tap.probe.facts(_fingerprint(response)),
         )
         self._tap.sampler.add(segment, exchange.id, exchange, self._tap.clock())
 
@@ -224,16 +232,26 @@ def outcome_of(ending: Ending, status: int) -> Outcome:
     return "client_error" if status >= 400 else "ok"
 
 
-def _headers_for(headers: Headers, body: bytes) -> Headers:
-    """The headers of a request whose body was replaced."""
+def _headers_for(headers: Headers, injected: Injected) -> Headers:
+    """The headers of a request that was replaced."""
     # A compressed answer could not be stripped again.
-    changed = {b"content-length": b"%d" % len(body), b"accept-encoding": b"identity"}
-    lines = [(name, changed.get(name, value)) for name, value in headers]
+    changed = {b"content-length": b"%d" % len(injected.body), b"accept-encoding": b"identity"}
+    added = dict(injected.headers)
+    lines = [(name, changed.get(name, value)) for name, value in headers if name not in added]
+    lines += injected.headers
     chunked = all(name != b"content-length" for name, _ in headers)
     return [*lines, (b"content-length", changed[b"content-length"])] if chunked else lines
 
 
+def _fingerprint(response: bytes) -> str | None:
+    found = _FINGERPRINT.match(response, max(0, response.rfind(b'"system_fingerprint"')))
+    return found[1].decode(errors="replace") if found else None
+
+
 def _tokens(response: bytes) -> int | None:
-    start = response.rfind(b'"completion_tokens"')
-    found = _TOKENS.match(response, start) if start >= 0 else None
-    return int(found[1]) if found else None
+    """The engine's own count of output tokens: from its usage, else from the ids that SGLang puts behind a stream."""
+    start = max(response.rfind(name) for name in _COUNTS)
+    if start >= 0 and (found := _TOKENS.match(response, start)):
+        return int(found[1])
+    ids = _SGLEXT_IDS.search(response, max(0, response.rfind(b'"sglext"')))
+    return ids[1].count(b",") + 1 if ids else None

@@ -10,7 +10,7 @@ Choices made here, all of them visible in the record:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,14 +66,34 @@ def record(exchange: Exchange) -> Record:
 
 def parse(exchange: Exchange) -> Parsed:
     """Read both bodies and refuse what cannot give a record in any dialect. Raises Skip."""
+    if exchange.path not in ROUTES:
+        raise Skip("aborted" if not exchange.complete else "engine_error" if exchange.status >= 400 else "unsupported")
+    request, answers = read(exchange, check_request)
+    parsed = Parsed(exchange, request, answers)
+    if any(choice.get("index") not in (0, None) for choice in parsed.choices()):
+        raise Skip("several_choices")
+    reasons = [choice["finish_reason"] for choice in parsed.choices() if choice.get("finish_reason")]
+    if not reasons:
+        raise Skip("incomplete")
+    if reasons[-1] == "abort":  # vLLM and SGLang: stopped from outside, in good order
+        raise Skip("aborted")
+    return parsed
+
+
+def read(exchange: Exchange, check: Callable[[str, Json], None] | None = None) -> tuple[Json, list[Json]]:
+    """Both bodies as JSON, the answer as one object or one for each event. Raises Skip.
+
+    ``check`` may refuse the request before its answer is read.
+    """
     if not exchange.complete:
         raise Skip("aborted")
     if exchange.status >= 400:
         raise Skip("engine_error")
-    if exchange.path not in ROUTES or exchange.status != 200:
+    if exchange.status != 200:
         raise Skip("unsupported")
     request = _object(exchange.request)
-    check_request(exchange.path, request)
+    if check is not None:
+        check(exchange.path, request)
     body = decode(exchange.response, exchange.headers.get("content-encoding", ""))
     if exchange.streamed:
         data = (event.data for event in sse.parse(body))
@@ -83,12 +103,7 @@ def parse(exchange: Exchange) -> Parsed:
     # An engine that fails late has already said 200: the error is then an answer object, or an event of the stream.
     if any(answer.get("error") or answer.get("object") == "error" for answer in answers):
         raise Skip("engine_error")
-    parsed = Parsed(exchange, request, answers)
-    if any(choice.get("index") not in (0, None) for choice in parsed.choices()):
-        raise Skip("several_choices")
-    if not any(choice.get("finish_reason") for choice in parsed.choices()):
-        raise Skip("incomplete")
-    return parsed
+    return request, answers
 
 
 def check_request(path: str, request: Json) -> None:
@@ -103,6 +118,26 @@ def check_request(path: str, request: Json) -> None:
         # Both mix text into the answer, or around it, that the model did not generate there.
         if request.get("echo") or request.get("suffix"):
             raise Skip("unsupported")
+
+
+def whole_ids(parsed: Parsed, prompt: object = None, output: object = None) -> tuple[list[int], list[int]] | None:
+    """Prompt and output ids, given or as the answer holds them in the manner of vLLM; None unless they are whole.
+
+    Events swallowed by a parser take their ids with them: the engine's own count shows it.
+    """
+    if not isinstance(prompt, list):
+        found = [answer.get("prompt_token_ids") for answer in parsed.answers]
+        found += [choice.get("prompt_token_ids") for choice in parsed.choices()]
+        prompt = next((ids for ids in found if isinstance(ids, list) and ids), None)
+    if prompt is None and _is_ids(parsed.request.get("prompt")):
+        prompt = parsed.request["prompt"]
+    if not isinstance(output, list):
+        given = [ids for choice in parsed.choices() if isinstance(ids := choice.get("token_ids"), list)]
+        output = [token for ids in given for token in ids]
+    counted = parsed.usage.get("completion_tokens")
+    if not isinstance(prompt, list) or not prompt or not output or (counted is not None and counted != len(output)):
+        return None
+    return prompt, output
 
 
 def text_suffices(parsed: Parsed) -> bool:
@@ -168,6 +203,11 @@ def build(values: Json) -> Record:
     """Validate the values of a record. Raises Skip: ``malformed`` when a client or engine sent what cannot be."""
     if not values["output"] and not values.get("output_token_ids"):
         raise Skip("no_output")
+    return validated(values)
+
+
+def validated(values: Json) -> Record:
+    """A record of these values, perhaps without any text. Raises Skip."""
     try:
         return Record(**values)
     except ValidationError:
@@ -202,5 +242,5 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _is_ids(value: list[Any]) -> bool:
-    return bool(value) and all(type(item) is int for item in value)
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)

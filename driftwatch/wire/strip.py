@@ -1,7 +1,8 @@
-"""Takes out of a vLLM answer what only the tap asked for, so that the client gets what it would have got without.
+"""Takes out of an answer what only the tap asked for, so that the client gets what it would have got without.
 
 As vLLM 0.32 does it: without ``return_token_ids`` the fields are there and null; a usage event carries the
 ``system_fingerprint`` that otherwise the last content event has; ids force events with an empty delta.
+As SGLang 0.5.23 does it: fields that nobody asked for are not there at all; ``sglext`` comes in an event of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 import orjson
 
 from driftwatch.wire import sse
-from driftwatch.wire.vllm import Injected
+from driftwatch.wire.injection import Injected
 
 LARGEST = 16 * 1024 * 1024
 """More bytes than this are not held back for one event or one JSON answer; the rest then passes as it is."""
@@ -54,11 +55,11 @@ class JsonStripper:
 
     def close(self) -> bytes:
         body = self._take()
-        if not (self._open and self._injected.ids):
+        if not self._open:
             return body
         try:
             answer = orjson.loads(body)
-            return orjson.dumps(answer) if _remove_ids(answer) else body
+            return orjson.dumps(answer) if _clean(answer, self._injected) else body
         except (orjson.JSONDecodeError, TypeError):
             return body
 
@@ -95,6 +96,10 @@ class EventStripper:
             answer = orjson.loads(event.data) if event.data is not None else None
         except orjson.JSONDecodeError:
             answer = None  # [DONE], or nothing that the tap understands
+        if isinstance(answer, dict) and _drop(answer, self._injected):
+            if _only_extensions(answer):
+                return self._release()
+            event = _with_data(event, answer)
         if not isinstance(answer, dict) or not isinstance(choices := answer.get("choices"), list):
             return self._release() + event.raw
         usage = answer.get("usage") is not None
@@ -121,6 +126,38 @@ class EventStripper:
         if fingerprint is not None and "system_fingerprint" not in answer:
             event = _with_data(event, {**answer, "system_fingerprint": fingerprint})
         return event.raw
+
+
+def _clean(answer: Any, injected: Injected) -> bool:
+    """Strip a whole answer. True if there was anything to strip."""
+    dropped = _drop(answer, injected)
+    return (injected.ids and _remove_ids(answer)) or dropped
+
+
+def _drop(answer: Any, injected: Injected) -> bool:
+    """Remove the keys that are there only since they were asked for. True if there were any."""
+    if not isinstance(answer, dict):
+        return False
+    found = False
+    choices = answer.get("choices")
+    if injected.dropped:
+        for holder in [answer, *(choices if isinstance(choices, list) else [])]:
+            for key in injected.dropped & holder.keys() if isinstance(holder, dict) else ():
+                del holder[key]
+                found = True
+    extensions = answer.get("sglext")
+    if injected.sglext and isinstance(extensions, dict):
+        for key in injected.sglext & extensions.keys():
+            del extensions[key]
+            found = True
+        if found and not extensions:
+            del answer["sglext"]
+    return found
+
+
+def _only_extensions(answer: dict[str, Any]) -> bool:
+    """Whether a stripped event was there for ``sglext`` alone."""
+    return answer.get("choices") == [] and "sglext" not in answer and answer.get("usage") is None
 
 
 def _remove_ids(answer: Any) -> bool:

@@ -7,7 +7,7 @@ only the tap wanted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -15,6 +15,7 @@ import orjson
 from driftwatch.records import Record
 from driftwatch.wire import openai
 from driftwatch.wire.exchange import Exchange, Skip
+from driftwatch.wire.injection import Injected
 
 ENGINE_FIGURES = {
     "windows": "num_spec_steps",
@@ -27,25 +28,16 @@ ENGINE_FIGURES = {
 """Record.engine in the words of the acceptance definitions, and vLLM's name for each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Injected:
-    """A request body that asks for more than the client did, and what was added."""
-
-    body: bytes
-    ids: bool
-    usage: bool
-
-
 def record(exchange: Exchange) -> Record:
     """The record of an exchange, with token ids and figures where vLLM gave them. Raises Skip."""
     parsed = openai.parse(exchange)
     if openai.is_multimodal(parsed):
         raise Skip("unsupported")
     values = openai.fields(parsed)
-    prompt_ids, output_ids = _token_ids(parsed)
-    if prompt_ids and output_ids:
-        values |= {"prompt_token_ids": prompt_ids, "output_token_ids": output_ids}
-        values["timing"] = openai.timing(exchange, len(output_ids))
+    ids = openai.whole_ids(parsed)
+    if ids is not None:
+        values |= {"prompt_token_ids": ids[0], "output_token_ids": ids[1]}
+        values["timing"] = openai.timing(exchange, len(ids[1]))
     elif not openai.text_suffices(parsed):
         raise Skip("unsupported")
     values["engine"] = _figures(parsed)
@@ -55,12 +47,14 @@ def record(exchange: Exchange) -> Record:
     return openai.build(values)
 
 
-def inject(path: str, body: bytes) -> Injected | None:
+def inject(path: str, body: bytes, facts: Mapping[str, str] | None = None) -> Injected | None:
     """Ask for token ids, and for the usage event of a stream, where the client did not.
 
-    None if there is nothing to add, if the exchange could give no record anyway, or if the body is not understood: it
-    then goes on untouched.
+    Every version takes this: older ones ignore it. None if there is nothing to add, if the exchange could give no
+    record anyway, or if the body is not understood: it then goes on untouched.
     """
+    if path not in openai.ROUTES:
+        return None
     try:
         request = orjson.loads(body)
         if not isinstance(request, dict):
@@ -81,21 +75,6 @@ def inject(path: str, body: bytes) -> Injected | None:
     if usage:
         request["stream_options"] = {**options, "include_usage": True}
     return Injected(orjson.dumps(request), ids, usage) if ids or usage else None
-
-
-def _token_ids(parsed: openai.Parsed) -> tuple[list[int] | None, list[int] | None]:
-    """Prompt and output ids, or None unless they are whole: events swallowed by a parser take their ids with them."""
-    prompt = [ids for answer in parsed.answers if (ids := _ids(answer.get("prompt_token_ids")))]
-    prompt += [ids for choice in parsed.choices() if (ids := _ids(choice.get("prompt_token_ids")))]
-    output = [token for choice in parsed.choices() for token in _ids(choice.get("token_ids")) or []]
-    counted = parsed.usage.get("completion_tokens")
-    if not prompt or not output or (counted is not None and counted != len(output)):
-        return None, None
-    return prompt[0], output
-
-
-def _ids(value: object) -> list[int] | None:
-    return value if isinstance(value, list) else None
 
 
 def _figures(parsed: openai.Parsed) -> dict[str, Any] | None:

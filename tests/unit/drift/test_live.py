@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from driftwatch.drift.live import LiveCounts, Refused, counts, restated
+from driftwatch.drift.live import METRICS, LiveCounts, Refused, counts, restated, settle
 from driftwatch.drift.sums import Sums
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"
@@ -110,3 +110,22 @@ def test_restated_sums_keep_their_counts_in_the_new_last_column() -> None:
     assert np.array_equal(wider.products[:, 4], sums.products[:, 2])
     both = wider + Sums.request(found.tally(5, "hit_rate"))
     assert both.interval("hit_rate", 5).value == pytest.approx(6 / 9)
+
+
+def test_a_request_without_a_window_stands_in_the_way_of_no_metric() -> None:
+    found = one(windows=0, drafted=0, accepted=0, output_tokens=1)
+    assert (found.metric, found.trials("hit_rate", 3)) == ("hit_rate", (0, 0))
+    assert found.tally(3, "hit_rate").steps[-1] == 0
+
+
+def test_a_few_requests_that_say_less_are_left_out_and_many_decide() -> None:
+    fine, rate, length = METRICS
+    assert settle(fine, [fine] * 20, 0, 0) == (fine, 0)
+    assert settle(fine, [rate], 19, 0) == (fine, 1)
+    assert settle(fine, [rate], 18, 0) == (rate, 0)
+    assert settle(fine, [rate], 0, 0) == (rate, 0)
+    assert settle(fine, [fine] * 10 + [rate] * 5 + [length], 30, 0) == (rate, 1)
+    assert settle(fine, [rate], 38, 1) == (fine, 2)
+    assert settle(fine, [rate], 36, 1) == (rate, 0)
+    assert settle(rate, [fine] * 5, 3, 0) == (rate, 0)
+    assert settle(length, [length], 0, 0) == (length, 0)

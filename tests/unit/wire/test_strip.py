@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftwatch.wire import sse, strip
+from driftwatch.wire.injection import Injected
 from driftwatch.wire.strip import EventStripper, JsonStripper, Stripper, stripper
-from driftwatch.wire.vllm import Injected
 
 from .conftest import Recorded
 
