@@ -31,15 +31,22 @@ class Finding:
 
 @click.command()
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML); else environment and defaults.")
-@click.option("--draft", type=click.Path(path_type=Path), help="Check this draft instead of the configured ones.")
-@click.option("--target", type=click.Path(path_type=Path), help="The target that --draft is for.")
-def doctor(config: Path | None, draft: Path | None, target: Path | None) -> None:
+@click.option("--draft", help="Check this draft, a folder or a name, instead of the configured ones.")
+@click.option("--target", type=click.Path(path_type=Path), help="The target that --draft is for; it tries the draft.")
+@click.option(
+    "--records",
+    type=click.Path(path_type=Path),
+    help="Served requests (JSONL) to try --draft on; without, the target writes some text.",
+)
+def doctor(config: Path | None, draft: str | None, target: Path | None, records: Path | None) -> None:
     """Say what is wrong before traffic does; exit 1 if something is."""
     settings = load(config)
-    findings = list(_draft(settings, draft, target) if draft else _everything(settings, config))
-    for finding in findings:
+    checks = _draft(settings, draft, target, target, records) if draft else _everything(settings, config)
+    worst: set[Level] = set()
+    for finding in checks:
         click.echo(f"{click.style(f'{finding.level:8}', fg=COLOURS[finding.level])} {finding.what}: {finding.text}")
-    if any(finding.level == "problem" for finding in findings):
+        worst.add(finding.level)
+    if "problem" in worst:
         sys.exit(1)
 
 
@@ -53,7 +60,8 @@ def _everything(settings: Settings, config: Path | None) -> Iterator[Finding]:
         if not named:
             yield Finding("warning", f"model {model.name}", "no draft has a path: live figures only, no shadow")
         for draft in named:
-            yield from _draft(settings, Path(draft.path or ""), _tokenizer(model))
+            target = Path(model.target) if model.target else None
+            yield from _draft(settings, draft.path or "", target, _tokenizer(model))
 
 
 def _checked(what: str, check: Callable[[], str]) -> Iterator[Finding]:
@@ -93,23 +101,20 @@ def _tokenizer(model: Model) -> Path | None:
     return Path(folder) if folder else None
 
 
-def _draft(settings: Settings, folder: Path, target: Path | None) -> Iterator[Finding]:
-    def check() -> str:
-        try:
-            from driftwatch.shadow.device import pick_device, pick_dtype
-            from driftwatch.shadow.tokenizer import Retokeniser
-            from driftwatch.shadow.worker import load_draft
-        except ModuleNotFoundError as error:
-            raise needs_shadow(error) from None
-        device = pick_device(settings.shadow.device)
-        dtype = pick_dtype(settings.shadow.dtype, device)
-        tokenizer = Retokeniser(target) if target else None
-        found = load_draft(folder, tokenizer, device=device, dtype=dtype).fingerprint
-        return (
-            f"{found.kind} draft, {found.parameters:,} parameters, {found.vocabulary:,} token ids, "
-            f"sha256 {found.sha256[:12]}, on {device}"
-        )
-
-    yield from _checked(f"draft {folder}", check)
-    if target is None:
-        yield Finding("warning", f"draft {folder}", "no tokenizer is named, so its vocabulary was not compared")
+def _draft(
+    settings: Settings, spec: str, target: Path | None, tokenizer: Path | None, records: Path | None = None
+) -> Iterator[Finding]:
+    """What the draft is, whether it fits, and whether it works on its target."""
+    what = f"draft {spec}"
+    try:
+        from driftwatch.shadow.checkup import checkup
+    except ModuleNotFoundError as error:
+        yield Finding("problem", what, str(needs_shadow(error)))
+        return
+    try:
+        for level, text in checkup(settings.shadow, spec, target, tokenizer, records):
+            yield Finding(level, what, text)
+    except DriftwatchError as error:
+        yield Finding("problem", what, str(error))
+    if tokenizer is None:
+        yield Finding("warning", what, "no tokenizer is named, so its vocabulary was not compared")

@@ -28,23 +28,40 @@ if TYPE_CHECKING:
 
 @click.command()
 @files
-@click.option("--draft", "draft_path", required=True, type=click.Path(path_type=Path), help="Folder of the draft.")
+@click.option("--draft", "draft_spec", required=True, help="Folder of the draft, or a name: ngram:min=1,max=3.")
 @click.option(
-    "--target", type=click.Path(path_type=Path), help="Folder of the target: its tokenizer reads text records."
+    "--target",
+    "target_path",
+    type=click.Path(path_type=Path),
+    help="Folder of the target. Its tokenizer reads text records; the model is loaded only where it is needed: for "
+    "EAGLE-3, the rejection rule and agreement.",
 )
 @click.option(
     "--gamma", default=DEFAULT_GAMMA, show_default=True, type=click.IntRange(1, 32), help="Largest proposal length."
 )
-@click.option("--rule", default="argmax", show_default=True, type=click.Choice(["argmax"]), help="Acceptance rule.")
+@click.option(
+    "--rule",
+    default="argmax",
+    show_default=True,
+    type=click.Choice(["argmax", "rejection"]),
+    help="Acceptance rule of the engine; rejection needs the records' sampling settings and the target.",
+)
+@click.option(
+    "--agreement/--no-agreement",
+    default=None,
+    help="Compare draft and target beyond the rule: argmax match, p of the draft's first choice, sum of min(p, q), and "
+    "the target's own surprise. By default wherever the target is loaded anyway.",
+)
 @click.option("--by", multiple=True, metavar="LABEL", help="Figures by the values of a label too; repeatable.")
 @click.option("--per-request", "lines_path", type=click.Path(path_type=Path), help="Write one line a request, JSONL.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def replay(
     files: tuple[Path, ...],
-    draft_path: Path,
-    target: Path | None,
+    draft_spec: str,
+    target_path: Path | None,
     gamma: int,
     rule: Rule,
+    agreement: bool | None,
     by: tuple[str, ...],
     lines_path: Path | None,
     as_json: bool,
@@ -54,16 +71,24 @@ def replay(
     Device, type and batch size come from the environment: DRIFTWATCH_SHADOW__DEVICE and so on.
     """
     try:
-        from driftwatch.shadow.chain import ChainDraft
         from driftwatch.shadow.device import pick_device, pick_dtype
         from driftwatch.shadow.history import Summary, per_request, replay_records
+        from driftwatch.shadow.open import Opening, kind_of, open_draft
+        from driftwatch.shadow.target import Target
         from driftwatch.shadow.tokenizer import Retokeniser
     except ModuleNotFoundError as error:
         raise needs_shadow(error) from None
     shadow = load(None).shadow
     device = pick_device(shadow.device)
-    draft = ChainDraft.load(draft_path, device=device, dtype=pick_dtype(shadow.dtype, device))
-    tokenizer = Retokeniser(target) if target else None
+    dtype = pick_dtype(shadow.dtype, device)
+    target = (
+        Target(target_path, device=device, dtype=dtype, prefill_tokens=shadow.batch_tokens) if target_path else None
+    )
+    if agreement is None:
+        agreement = target is not None and (rule == "rejection" or kind_of(draft_spec) == "eagle3")
+    opening = Opening(device, dtype, rule, depths=gamma, agreement=agreement, prefill_tokens=shadow.batch_tokens)
+    draft = open_draft(draft_spec, opening, target)
+    tokenizer = Retokeniser(target_path) if target_path else None
     summary = Summary(rule, gamma, by)
     total = sum(_count(path) for path in files)
     with _written_whole(lines_path) as lines, _progress(total) as advance:
@@ -123,12 +148,21 @@ def _print(summary: Summary, report: dict[str, Any]) -> None:
         f"{fingerprint['path']} ({fingerprint['parameters']:,} parameters), rule {report['rule']}"
     )
     console.print(_table("gamma", report["gamma"]))
+    if "agreement" in report:
+        click.echo(_agreement(report["agreement"]))
     for label, values in report.get("by", {}).items():
         last = str(summary.gamma)
         console.print(f"by {label}, gamma {last}")
         console.print(_table(label, {value: found["gamma"][last] for value, found in values.items()}))
     for reason, count in report["skipped"].items():
         console.print(f"skipped: {count} ({reason})")
+
+
+def _agreement(found: dict[str, Any]) -> str:
+    first = (_ratio(found[key][0]) for key in ("argmax_match", "p_top1", "sum_min_pq"))
+    values = (*first, *(_ratio(found[key]) for key in ("outside_draft_vocabulary", "target_logprob", "target_entropy")))
+    names = ("argmax match", "p(first choice)", "sum min(p, q)", "outside its vocabulary", "target logprob", "entropy")
+    return "at depth 0: " + ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
 
 
 def _table(first: str, rows: dict[str, dict[str, Any]]) -> Table:

@@ -9,68 +9,72 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
-from driftwatch.acceptance import Weights
+from driftwatch.acceptance import Rule, Weights
 from driftwatch.errors import ModelError
-from driftwatch.shadow.device import explain
+from driftwatch.shadow.agreement import Agreement
+from driftwatch.shadow.causal import PREFILL_TOKENS, Causal, load_model
 from driftwatch.shadow.draft import Fingerprint, Tokens, hash_weights, read_config
-
-transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what it reports is checked below
-
-HEAD_ROWS = 4096
-"""Rows whose logits are held at a time."""
+from driftwatch.shadow.figures import Figures, agreements, skip_reason, target_rows
+from driftwatch.shadow.judge import VocabularyMap, judge, rows_at_once
+from driftwatch.shadow.packing import Packed, pack
+from driftwatch.shadow.target import Target
+from driftwatch.shadow.warp import Sampling
 
 
 class ChainDraft:
-    """A small causal language model that proposes its argmax, replayed by one prefill."""
+    """A small causal language model, replayed by one prefill; the target runs only where the rule or the agreement
+    figures need its probabilities."""
 
-    def __init__(self, model: Any, to_target: torch.Tensor | None, unknown: int, fingerprint: Fingerprint) -> None:
-        self.fingerprint = fingerprint
-        self._backbone = model.base_model
-        self._head = model.get_output_embeddings()
-        self._device = model.device
+    def __init__(
+        self,
+        model: Causal,
+        to_target: torch.Tensor | None,
+        unknown: int,
+        fingerprint: Fingerprint,
+        *,
+        target: Target | None = None,
+        rule: Rule = "argmax",
+        agreement: bool = False,
+    ) -> None:
+        self.fingerprint, self.rule, self.agreement = fingerprint, rule, agreement
+        self._model = model
         self._to_target = to_target
-        self._to_draft: torch.Tensor | None = None
-        if to_target is not None:
-            size = int(to_target.max()) + 1
-            self._to_draft = torch.full((size,), unknown, dtype=torch.long)
-            self._to_draft[to_target] = torch.arange(len(to_target))
         self._unknown = unknown
+        self._map = VocabularyMap(to_target, model.head.weight.device)
+        self._target = target.model() if target is not None and (agreement or rule == "rejection") else None
 
     @classmethod
-    def load(cls, folder: Path, *, device: torch.device, dtype: torch.dtype) -> ChainDraft:
-        """Load a checkpoint folder. Raises ModelError with one line if it is not a whole causal language model."""
+    def load(
+        cls,
+        folder: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        target: Target | None = None,
+        rule: Rule = "argmax",
+        agreement: bool = False,
+        prefill_tokens: int = PREFILL_TOKENS,
+    ) -> ChainDraft:
+        """Load a checkpoint folder. Raises ModelError with one line if it is not a whole causal language model, or if
+        what is asked for needs a target and there is none."""
         config = read_config(folder)
         sha256 = hash_weights(folder)
-        try:
-            loader: Any = AutoModelForCausalLM
-            options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-            model, info = loader.from_pretrained(folder, dtype=dtype, local_files_only=True, **options)
-        except Exception as error:  # a broken checkpoint raises whatever the part that met it raises
-            raise explain(error, f"draft {folder}") from None
-        if mismatched := info["mismatched_keys"]:
-            raise ModelError(
-                f"draft {folder}: tensor {sorted(mismatched)[0][0]} does not have the shape config.json says"
-            )
-        if missing := sorted(info["missing_keys"]):
-            raise ModelError(f"draft {folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
-        if unused := sorted(set(info["unexpected_keys"]) - {"d2t"}):
-            raise ModelError(f"draft {folder}: {len(unused)} tensors belong to no part of it, the first is {unused[0]}")
-        to_target = _vocabulary_map(folder)
-        vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        if target is None and (agreement or rule == "rejection"):
+            reason = "the rejection rule" if rule == "rejection" else "agreement"
+            raise ModelError(f"draft {folder}: {reason} needs the target's probabilities; give the target's folder")
+        model = load_model("draft", folder, device=device, dtype=dtype, ignored={"d2t"})
+        causal = Causal(model, prefill_tokens=prefill_tokens)
+        vocabulary, to_target = causal.vocabulary, _vocabulary_map(folder)
         if to_target is not None and len(to_target) != vocabulary:
             raise ModelError(f"draft {folder}: d2t has {len(to_target)} entries for a vocabulary of {vocabulary}")
-        fingerprint = Fingerprint("chain", sha256, sum(p.numel() for p in model.parameters()), vocabulary, str(folder))
-        model = model.to(device).eval()
-        return cls(model, to_target, int(config.get("driftwatch_unk_id", 0)), fingerprint)
+        parameters = sum(p.numel() for p in model.parameters())
+        fingerprint = Fingerprint("chain", sha256, parameters, vocabulary, str(folder))
+        unknown = int(config.get("driftwatch_unk_id", 0))
+        return cls(causal, to_target, unknown, fingerprint, target=target, rule=rule, agreement=agreement)
 
     @property
     def mapped(self) -> bool:
@@ -78,41 +82,57 @@ class ChainDraft:
         return self._to_target is not None
 
     def skip_reason(self, tokens: Tokens) -> str | None:
-        if tokens.judged < 1:
-            return "too_short"
-        if self._to_target is None and max(*tokens.prompt, *tokens.output) >= self.fingerprint.vocabulary:
-            return "outside_vocabulary"
-        return None
+        limits = [] if self.mapped else [self.fingerprint.vocabulary]
+        if self._target is not None:
+            limits.append(len(self._target.embedding))
+        return skip_reason(tokens, min(limits, default=None), self.rule)
+
+    def replay(self, batch: Sequence[Tokens]) -> list[Weights]:
+        return [weights for weights, _ in self.measure(batch)]
 
     @torch.inference_mode()
-    def replay(self, batch: Sequence[Tokens]) -> list[Weights]:
+    def measure(self, batch: Sequence[Tokens]) -> list[tuple[Weights, Agreement | None]]:
         """One forward pass over the padded batch; the head runs over judged rows alone.
 
         Padding is behind the tokens and attention is causal, so no row sees it.
         """
-        width = max(tokens.length for tokens in batch)
-        ids = torch.zeros((len(batch), width), dtype=torch.long)
-        wanted = torch.zeros((len(batch), width), dtype=torch.bool)
-        served: list[int] = []
-        for i, tokens in enumerate(batch):
-            ids[i, : tokens.length] = torch.tensor([*tokens.prompt, *tokens.output[:-1]])
-            wanted[i, len(tokens.prompt) : tokens.length] = True
-            served += tokens.output[1:]
-        hidden = self._backbone(input_ids=self._draft_ids(ids).to(self._device), use_cache=False).last_hidden_state
-        proposed = self._argmax(hidden[wanted.to(self._device)])
-        hits = (proposed == torch.tensor(served)).numpy().astype(np.float64)
-        return [Weights(part[:, None]) for part in np.split(hits, np.cumsum([tokens.judged for tokens in batch])[:-1])]
+        packed = pack(batch)
+        own = self._states(self._model, packed, self._draft_ids(packed.ids))
+        theirs = None if self._target is None else self._states(self._target, packed, packed.ids)
+        sampling = None
+        if self.rule == "rejection":
+            settings = [(tokens.temperature, tokens.top_p, tokens.top_k) for tokens in batch]
+            sampling = Sampling.of(settings, [tokens.judged for tokens in batch])
+        figures = Figures.empty(len(packed.served), 1, full=self.agreement)
+        widest = max(model.vocabulary for model in (self._model, self._target) if model is not None)
+        served = packed.served.to(own.device)
+        for start in range(0, len(served), rows_at_once(widest)):
+            rows = slice(start, min(start + rows_at_once(widest), len(served)))
+            target = None
+            if self._target is not None and theirs is not None:
+                target = target_rows(self._target, theirs, served, sampling, rows, full=self.agreement)
+                if self.agreement:
+                    figures.surprise(rows, target, served[rows])
+            logits = self._model.head(own[rows]) if target is None else self._model.logits(own[rows])
+            settings_here = None if sampling is None else sampling[rows].to(own.device)
+            verdicts = judge(logits, served[rows], self._map, rule=self.rule, target=target, sampling=settings_here)
+            figures.put(torch.arange(rows.start, rows.stop), 0, verdicts)
+        weights = [Weights(values) for values in packed.split(figures.weight)]
+        if not self.agreement:
+            return [(one, None) for one in weights]
+        outside = self._map.draft_ids(served, self.fingerprint.vocabulary).cpu().numpy() < 0
+        return list(zip(weights, agreements(packed, figures, outside), strict=True))
+
+    def _states(self, model: Causal, packed: Packed, ids: torch.Tensor) -> torch.Tensor:
+        """Last hidden states of the judged rows, [N, hidden]."""
+        passes = model.prefill(ids.to(model.device))
+        return packed.gather((start, last) for start, _, last in passes if last is not None)
 
     def _draft_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        if self._to_draft is None:
+        if not self.mapped:
             return ids
-        known = ids < len(self._to_draft)
-        return torch.where(known, self._to_draft[torch.where(known, ids, 0)], self._unknown)
-
-    def _argmax(self, rows: torch.Tensor) -> torch.Tensor:
-        """Target ids of the draft's first choices, [rows]; logits never held for more than HEAD_ROWS."""
-        best = torch.cat([self._head(part).argmax(dim=-1) for part in torch.split(rows, HEAD_ROWS)]).cpu()
-        return best if self._to_target is None else self._to_target[best]
+        known = self._map.draft_ids(ids.to(self._model.device), self.fingerprint.vocabulary)
+        return torch.where(known >= 0, known, self._unknown)
 
 
 def _vocabulary_map(folder: Path) -> torch.Tensor | None:

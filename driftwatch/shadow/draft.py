@@ -7,18 +7,22 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from driftwatch.acceptance import Weights
 from driftwatch.errors import ModelError
+from driftwatch.shadow.agreement import Agreement
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """One request as the target saw it: prompt and output token ids."""
+    """One request as the target saw it: prompt and output token ids, and how the output was sampled, where known."""
 
     prompt: Sequence[int]
     output: Sequence[int]
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
 
     @property
     def judged(self) -> int:
@@ -51,11 +55,23 @@ class Draft(Protocol):
     @property
     def fingerprint(self) -> Fingerprint: ...
 
+    @property
+    def mapped(self) -> bool:
+        """Whether it proposes the target's ids whatever the size of its own vocabulary."""
+
     def skip_reason(self, tokens: Tokens) -> str | None:
         """Why these tokens cannot be replayed, if they cannot."""
 
     def replay(self, batch: Sequence[Tokens]) -> list[Weights]:
-        """Weights of each request under the argmax rule. Raises torch's out-of-memory error as it comes."""
+        """Weights of each request under the draft's rule. Raises torch's out-of-memory error as it comes."""
+
+
+@runtime_checkable
+class Comparing(Protocol):
+    """A draft that can be compared with its target beyond the rule, where the target is at hand."""
+
+    def measure(self, batch: Sequence[Tokens]) -> list[tuple[Weights, Agreement | None]]:
+        """As ``replay``, with the agreement figures where the draft was opened to give them."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 from driftwatch.acceptance import Rule, Weights, accepted_per_window, tally, tidy
 from driftwatch.drift.sums import Sums
 from driftwatch.records import Record
+from driftwatch.shadow.agreement import Agreement
 from driftwatch.shadow.draft import Draft, Tokens
 from driftwatch.shadow.replay import replay
 from driftwatch.shadow.tokenizer import Retokeniser
@@ -26,6 +27,7 @@ class Outcome:
     record: Record
     weights: Weights | None
     skipped: str | None
+    agreement: Agreement | None = None
 
 
 def replay_records(
@@ -40,18 +42,22 @@ def replay_records(
         outcomes = {i: Outcome(chunk[i], None, reason) for i, reason in enumerate(found) if isinstance(reason, str)}
         for result in replay(draft, samples, batch_tokens=batch_tokens):
             i = known[result.index]
-            outcomes[i] = Outcome(chunk[i], result.weights, result.skipped)
+            outcomes[i] = Outcome(chunk[i], result.weights, result.skipped, result.agreement)
         yield from (outcomes[i] for i in range(len(chunk)))
 
 
 def _tokens(record: Record, tokenizer: Retokeniser | None) -> Tokens | str:
-    """The record's tokens, or why there are none."""
+    """The record's tokens with its sampling settings, or why there are none."""
     if record.prompt_token_ids and record.output_token_ids:
-        return Tokens(record.prompt_token_ids, record.output_token_ids)
-    if tokenizer is None:
+        found: Tokens | None = Tokens(record.prompt_token_ids, record.output_token_ids)
+    elif tokenizer is None:
         return "no_tokenizer"
-    text = record.model_dump(include={"messages", "prompt", "output"}, exclude_none=True)
-    return tokenizer.tokens(text) or "template_refused"
+    else:
+        text = record.model_dump(include={"messages", "prompt", "output"}, exclude_none=True)
+        found = tokenizer.tokens(text)
+    if found is None:
+        return "template_refused"
+    return replace(found, temperature=record.temperature, top_p=record.top_p, top_k=record.top_k)
 
 
 @dataclass
@@ -65,6 +71,7 @@ class Summary:
     total: Sums = field(init=False)
     groups: dict[str, dict[str, Sums]] = field(init=False)
     skipped: Counter[str] = field(default_factory=Counter)
+    agreement: Agreement | None = None
 
     def __post_init__(self) -> None:
         self.total = Sums.zero(self.gamma)
@@ -77,6 +84,8 @@ class Summary:
         sums = Sums.request(tally(outcome.weights, self.gamma))
         self.output_tokens += outcome.weights.tokens + 1
         self.total += sums
+        if outcome.agreement is not None:
+            self.agreement = outcome.agreement + self.agreement if self.agreement else outcome.agreement
         for label, values in self.groups.items():
             value = outcome.record.labels.get(label, "none")
             values[value] = values.get(value, Sums.zero(self.gamma)) + sums
@@ -90,6 +99,8 @@ class Summary:
             "gamma": _figures(self.total),
             "skipped": dict(self.skipped),
         }
+        if self.agreement is not None:
+            report["agreement"] = self.agreement.as_dict()
         if self.by:
             report["by"] = {
                 label: {
@@ -131,6 +142,8 @@ def per_request(outcome: Outcome, rule: Rule, gamma: int) -> dict[str, Any]:
         "output_tokens": weights.tokens + 1,
         "gamma": figures,
     }
+    if outcome.agreement is not None:
+        line["agreement"] = outcome.agreement.as_dict()
     if record.ts is not None:
         line["ts"] = record.ts.isoformat()
     if record.session is not None:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from driftwatch.acceptance import Weights
+from driftwatch.shadow.agreement import Agreement
 from driftwatch.shadow.device import is_out_of_memory
-from driftwatch.shadow.draft import Draft, Tokens
+from driftwatch.shadow.draft import Comparing, Draft, Tokens
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +21,7 @@ class Result:
     index: int
     weights: Weights | None
     skipped: str | None = None
+    agreement: Agreement | None = None
 
 
 def replay(draft: Draft, samples: Sequence[Tokens], *, batch_tokens: int) -> Iterator[Result]:
@@ -48,13 +50,14 @@ def batches(indices: Sequence[int], lengths: Sequence[int], batch_tokens: int) -
 
 def _judge(draft: Draft, samples: Sequence[Tokens], batch: list[int]) -> Iterator[Result]:
     try:
-        weights = draft.replay([samples[index] for index in batch])
+        found = _measured(draft, [samples[index] for index in batch])
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        weights = None
-    if weights is not None:
-        yield from (Result(index, one) for index, one in zip(batch, weights, strict=True))
+        found = None
+    if found is not None:
+        for index, (weights, agreement) in zip(batch, found, strict=True):
+            yield Result(index, weights, agreement=agreement)
     elif len(batch) == 1:
         log.warning("out of memory on a sample of %d tokens: skipped", samples[batch[0]].length)
         yield Result(batch[0], None, "out_of_memory")
@@ -63,3 +66,9 @@ def _judge(draft: Draft, samples: Sequence[Tokens], batch: list[int]) -> Iterato
         log.warning("out of memory on a batch of %d samples: halved", len(batch))
         yield from _judge(draft, samples, batch[:half])
         yield from _judge(draft, samples, batch[half:])
+
+
+def _measured(draft: Draft, batch: Sequence[Tokens]) -> Sequence[tuple[Weights, Agreement | None]]:
+    if isinstance(draft, Comparing):
+        return draft.measure(batch)
+    return [(weights, None) for weights in draft.replay(batch)]

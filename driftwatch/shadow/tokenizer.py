@@ -17,15 +17,23 @@ from driftwatch.shadow.draft import Tokens
 
 
 class Retokeniser:
-    """The target's tokenizer. Raises ModelError if the folder holds none."""
+    """The target's tokenizer, from its folder or GGUF file. Raises ModelError if there is none."""
 
     def __init__(self, folder: Path) -> None:
+        options: dict[str, Any] = {"local_files_only": True}
+        if folder.suffix == ".gguf" and folder.is_file():
+            folder, options["gguf_file"] = folder.parent, folder.name
         if not folder.is_dir():
             raise ModelError(f"tokenizer {folder}: no such folder; give the target's folder")
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, **options)
         except Exception as error:  # a broken tokenizer raises whatever the part that met it raises
             raise explain(error, f"tokenizer {folder}") from None
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text, as a prompt begins."""
+        ids: list[int] = self._tokenizer(text)["input_ids"]
+        return ids
 
     def tokens(self, text: dict[str, Any]) -> Tokens | None:
         """Prompt and output ids of ``messages`` or ``prompt`` with ``output``; None where the template refuses."""
@@ -38,7 +46,7 @@ class Retokeniser:
             except (TemplateError, TypeError, ValueError, KeyError):
                 return None
             return Tokens(encoded["input_ids"], output)
-        return Tokens(self._tokenizer(text["prompt"])["input_ids"], output)
+        return Tokens(self.encode(text["prompt"]), output)
 
     def misfit(self, draft: Path, vocabulary: int | None) -> str | None:
         """Why a draft cannot propose this tokenizer's tokens, if so: its own tokenizer differs, or it has too few ids.

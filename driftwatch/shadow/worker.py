@@ -10,16 +10,19 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from driftwatch.acceptance import DEFAULT_GAMMA, Rule
 from driftwatch.errors import ModelError, SettingsError, StoreError
 from driftwatch.settings import Settings
-from driftwatch.shadow.chain import ChainDraft
 from driftwatch.shadow.device import pick_device, pick_dtype
 from driftwatch.shadow.draft import Draft, Tokens
+from driftwatch.shadow.open import Opening, folder_of, is_named, open_draft
 from driftwatch.shadow.replay import Result, replay
+from driftwatch.shadow.target import Target
 from driftwatch.shadow.tokenizer import Retokeniser
 from driftwatch.store import work
 from driftwatch.store.connection import Store
@@ -46,12 +49,19 @@ class Worker:
         dtype = pick_dtype(settings.shadow.dtype, device)
         self._drafts: dict[tuple[str, str], Draft] = {}
         self._tokenizers: dict[str, Retokeniser] = {}
+        self._rules: dict[str, Rule] = {model.name: model.rule for model in settings.models}
         for model in settings.models:
             if folder := model.tokenizer or model.target:
                 self._tokenizers[model.name] = Retokeniser(Path(folder))
+            tokens = settings.shadow.batch_tokens
+            depths = max(DEFAULT_GAMMA, model.gamma)
+            opening = Opening(device, dtype, model.rule, depths=depths, prefill_tokens=tokens)
+            target = None
+            if model.target is not None:
+                target = Target(Path(model.target), device=device, dtype=dtype, prefill_tokens=tokens)
             for draft in model.drafts:
                 if draft.path is not None:
-                    loaded = load_draft(Path(draft.path), self._tokenizers.get(model.name), device=device, dtype=dtype)
+                    loaded = load_draft(draft.path, self._tokenizers.get(model.name), opening, target)
                     self._drafts[model.name, draft.name] = loaded
         if not self._drafts:
             raise SettingsError("`models[].drafts[].path`: no draft has a path, so the shadow has nothing to do")
@@ -118,34 +128,41 @@ class Worker:
             samples = [tokens for _, tokens in group]
             for result in replay(draft, samples, batch_tokens=self._settings.shadow.batch_tokens):
                 task, tokens = group[result.index]
-                yield _verdict(task, tokens, draft, result)
+                yield _verdict(task, tokens, draft, self._rules[key[0]], result)
 
     def _tokens(self, task: Task) -> tuple[Tokens | None, str | None]:
         if task.prompt_ids is not None and task.output_ids is not None:
-            return Tokens(task.prompt_ids, task.output_ids), None
+            return _sampled(task, Tokens(task.prompt_ids, task.output_ids)), None
         if task.text is None:
             return None, "payload_expired"
         model = self._settings.model_for(task.model)
         if model is None or model.name not in self._tokenizers:
             return None, "no_tokenizer"
         tokens = self._tokenizers[model.name].tokens(task.text)
-        return tokens, None if tokens else "template_refused"
+        return (_sampled(task, tokens), None) if tokens else (None, "template_refused")
 
 
-def load_draft(folder: Path, tokenizer: Retokeniser | None, *, device: torch.device, dtype: torch.dtype) -> ChainDraft:
+def load_draft(
+    spec: str | Path, tokenizer: Retokeniser | None, opening: Opening, target: Target | None = None
+) -> Draft:
     """Load a draft and check it against the target's tokenizer. Raises ModelError if it does not fit."""
-    draft = ChainDraft.load(folder, device=device, dtype=dtype)
-    vocabulary = None if draft.mapped else draft.fingerprint.vocabulary
-    if tokenizer is not None and (misfit := tokenizer.misfit(folder, vocabulary)):
-        raise ModelError(f"draft {folder} does not fit the target: {misfit}")
+    draft = open_draft(spec, opening, target)
+    if tokenizer is not None and not is_named(spec):
+        vocabulary = None if draft.mapped else draft.fingerprint.vocabulary
+        if misfit := tokenizer.misfit(folder_of(spec), vocabulary):
+            raise ModelError(f"draft {spec} does not fit the target: {misfit}")
     return draft
+
+
+def _sampled(task: Task, tokens: Tokens) -> Tokens:
+    return replace(tokens, temperature=task.temperature, top_p=task.top_p, top_k=task.top_k)
 
 
 def _kept(task: Task, tokens: Tokens) -> tuple[Sequence[int], Sequence[int]] | None:
     return (tokens.prompt, tokens.output) if task.prompt_ids is None else None
 
 
-def _verdict(task: Task, tokens: Tokens, draft: Draft, result: Result) -> Verdict:
+def _verdict(task: Task, tokens: Tokens, draft: Draft, rule: Rule, result: Result) -> Verdict:
     kept = _kept(task, tokens)
     if result.weights is None:
         return Verdict(task, skipped=result.skipped, retokenised=kept)
@@ -154,7 +171,7 @@ def _verdict(task: Task, tokens: Tokens, draft: Draft, result: Result) -> Verdic
     proposals = None if weights.proposals is None else weights.proposals.astype("<i2").tobytes()
     row = {
         "fingerprint": draft.fingerprint.sha256,
-        "rule": "argmax",
+        "rule": rule,
         "split": "none",
         "tokens": weights.tokens,
         "depths": weights.values.shape[1],

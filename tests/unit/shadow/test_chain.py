@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 
 from driftwatch.acceptance import accepted_per_window, tally
 from driftwatch.errors import ModelError
-from driftwatch.records import Record, read_records
 from driftwatch.shadow.chain import ChainDraft
 from driftwatch.shadow.draft import Tokens
 from driftwatch.shadow.replay import batches, replay
 
-DATA = Path(__file__).parents[2] / "data"
+from .conftest import DATA, tokens_of, trace
+
 CHAIN = DATA / "models" / "chain"
 NEAR_TIE = 0.1
 """Gap of the draft's two best logits (float32) under which bfloat16 rounding in the engine may choose the other one."""
@@ -35,16 +35,6 @@ def chain() -> ChainDraft:
 def model() -> Any:
     loader: Any = AutoModelForCausalLM
     return loader.from_pretrained(CHAIN, dtype=torch.float32).eval()
-
-
-def tokens_of(record: Record) -> Tokens:
-    assert record.prompt_token_ids is not None
-    assert record.output_token_ids is not None
-    return Tokens(record.prompt_token_ids, record.output_token_ids)
-
-
-def trace(name: str) -> list[Record]:
-    return list(read_records([DATA / "traces" / f"{name}.jsonl"]))
 
 
 def gaps(model: Any, tokens: Tokens) -> np.ndarray[Any, Any]:
@@ -230,6 +220,8 @@ def test_batches_keep_the_budget_and_pad_little() -> None:
 
 class Forgetful:
     """A draft whose device holds only so many samples at a time."""
+
+    mapped = False
 
     def __init__(self, draft: ChainDraft, capacity: int) -> None:
         self.draft, self.capacity, self.fingerprint = draft, capacity, draft.fingerprint

@@ -1,0 +1,112 @@
+"""What `driftwatch doctor` says of one draft: what it is, what was inferred, and whether it works on its target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from driftwatch.acceptance import DEFAULT_GAMMA
+from driftwatch.errors import ModelError
+from driftwatch.records import read_records
+from driftwatch.settings import Shadow
+from driftwatch.shadow.device import pick_device, pick_dtype
+from driftwatch.shadow.draft import Draft, Tokens
+from driftwatch.shadow.eagle3.checkpoint import Checkpoint
+from driftwatch.shadow.eagle3.readings import embedding_rows_apart
+from driftwatch.shadow.eagle3.replay import Eagle3Draft
+from driftwatch.shadow.open import Opening, is_named
+from driftwatch.shadow.selftest import Fit, own_text, self_test
+from driftwatch.shadow.target import Target
+from driftwatch.shadow.tokenizer import Retokeniser
+from driftwatch.shadow.worker import load_draft
+
+Line = tuple[Literal["ok", "warning", "problem"], str]
+
+RECORDS = 64
+"""Records that a draft is tried on at most."""
+LOW = 0.2
+"""Share of first proposals accepted on the target's own greedy text under which a trained draft is suspect."""
+
+
+def checkup(
+    shadow: Shadow, spec: str, target_path: Path | None, tokenizer_path: Path | None, records: Path | None
+) -> Iterator[Line]:
+    """Lines in the order of what can be known. Raises DriftwatchError where it cannot be loaded at all."""
+    device = pick_device(shadow.device)
+    dtype = pick_dtype(shadow.dtype, device)
+    tokens = shadow.batch_tokens
+    tokenizer = Retokeniser(tokenizer_path) if tokenizer_path else None
+    target = None
+    if target_path is not None:
+        target = Target(target_path, device=device, dtype=dtype, prefill_tokens=tokens)
+    draft = load_draft(spec, tokenizer, Opening(device, dtype, depths=DEFAULT_GAMMA, prefill_tokens=tokens), target)
+    found = draft.fingerprint
+    size = f"{found.parameters:,} parameters, {found.vocabulary:,} token ids, " if found.parameters else ""
+    yield "ok", f"{found.kind} draft, {size}sha256 {found.sha256[:12]}, on {device}"
+    if isinstance(draft, Eagle3Draft) and target is not None:
+        yield from _eagle3(draft, target)
+    if target is None or is_named(spec):
+        return
+    try:
+        target.model()
+    except ModelError as error:
+        yield "warning", f"not tried out, since the target cannot be loaded: {error}"
+        return
+    samples = _recorded(records) if records else own_text(target, tokenizer)
+    yield from _verdict(draft, self_test(draft, target, samples, batch_tokens=tokens), "records" if records else None)
+
+
+def _recorded(path: Path) -> list[Tokens]:
+    found = (record for record in read_records([path]) if record.prompt_token_ids and record.output_token_ids)
+    return [Tokens(one.prompt_token_ids or (), one.output_token_ids or ()) for one in islice(found, RECORDS)]
+
+
+def _eagle3(draft: Eagle3Draft, target: Target) -> Iterator[Line]:
+    checkpoint = draft.checkpoint
+    yield "ok", _described(checkpoint, draft.layers, target.model().layers)
+    for note in checkpoint.inferred:
+        yield "ok", f"inferred: {note}"
+    for name in checkpoint.ignored:
+        yield "ok", f"ignored: {name}"
+    for warning in checkpoint.warnings:
+        yield "warning", warning
+    apart = embedding_rows_apart(checkpoint, target.model())
+    if apart and checkpoint.spec.origin != "speculators":  # which trains it
+        yield (
+            "warning",
+            f"its embed_tokens.weight differs from the target's in {apart:,} rows: it was exported with the embedding "
+            "of another revision of the target",
+        )
+
+
+def _described(checkpoint: Checkpoint, layers: tuple[int, ...], target_layers: int) -> str:
+    spec = checkpoint.spec
+    flags = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output", "qk_norm")
+    named = [flag for flag in flags if getattr(spec, flag)] + ([] if spec.last_norm else ["no last norm"])
+    scaling = f" ({spec.rope.scaling['rope_type']})" if spec.rope.scaling else ""
+    return (
+        f"from {spec.origin}: hidden {spec.hidden}, {spec.heads} heads of {spec.head_dim}, {spec.kv_heads} kv heads; "
+        f"reads hidden_states {list(layers)} of {target_layers} layers; {spec.vocabulary:,} of "
+        f"{spec.target_vocabulary:,} token ids; rope_theta {spec.rope.theta:g}{scaling}; embedding: {spec.embedding}, "
+        f"head: {spec.head}; flags: {', '.join(named) or 'none'}"
+    )
+
+
+def _verdict(draft: Draft, fit: Fit, source: str | None) -> Iterator[Line]:
+    where = f"{fit.tokens:,} tokens of {source or 'text that the target wrote'}"
+    figures = f"{fit.hits:.3f} of its first proposals accepted on {where} (always the commonest: {fit.chance:.3f})"
+    if fit.tokens == 0:
+        yield "warning", "not tried out: no sample has two output tokens"
+    elif not fit.works:
+        yield "problem", f"no better than chance: {figures}"
+    else:
+        yield ("ok" if fit.hits >= LOW else "warning"), figures
+    if fit.better is not None:
+        reading, score, loaded, errors = fit.better
+        yield (
+            "problem",
+            f"read otherwise ({reading.name}) it fits better, sum min(p, q) {score:.3f} against {loaded:.3f}, "
+            f"{errors:.1f} standard errors: {reading.cause}",
+        )

@@ -1,0 +1,216 @@
+"""Replaying an EAGLE-3 head on served tokens: every start and every depth by rows in parallel.
+
+The training-time test of the paper, read as a replay (SpecForge's unroll). Of a
+sample x[0 .. T-1] with P prompt tokens, row s (P-1 .. T-3) is the window that starts at judged token s - P + 1. At
+depth k it is fed token x[s+1+k] and, at k = 0, the projected target layers at position s, later its own output of
+depth k - 1; it sees the depth-0 keys of rows 0 .. s and its own keys of depths 1 .. k; its proposal concerns
+x[s+2+k]. That x holds the served tokens and not the head's own picks is the point: depth k counts only where the
+proposals before it were accepted, and then the two are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from driftwatch.acceptance import Rule, Weights
+from driftwatch.errors import ModelError
+from driftwatch.shadow.agreement import Agreement
+from driftwatch.shadow.causal import Causal
+from driftwatch.shadow.draft import Fingerprint, Tokens
+from driftwatch.shadow.eagle3.checkpoint import Checkpoint
+from driftwatch.shadow.eagle3.head import Eagle3Head, Keys, attend
+from driftwatch.shadow.figures import Figures, agreements, skip_reason, target_rows
+from driftwatch.shadow.judge import VocabularyMap, judge, rows_at_once
+from driftwatch.shadow.packing import Packed, pack
+from driftwatch.shadow.target import Target
+from driftwatch.shadow.warp import Sampling
+
+CONTEXT_ROWS = 8192
+"""Rows whose depth-0 keys are computed at a time."""
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What one pass of the target gives: the head's depth-0 inputs [batch, width, H], and where logits are needed the
+    target's last hidden states of the judged rows [N, Ht]."""
+
+    states: torch.Tensor
+    final: torch.Tensor | None
+
+
+class Eagle3Draft:
+    """An EAGLE-3 head on its target."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, target: Target, *, depths: int, rule: Rule = "argmax", agreement: bool = False
+    ) -> None:
+        """``depths`` proposals are replayed at each start. ``agreement``: give the agreement figures too, which costs
+        the target's logits. Raises ModelError if head and target do not fit."""
+        spec, model = checkpoint.spec, target.model()
+        self.checkpoint, self.depths, self.rule, self.agreement = checkpoint, depths, rule, agreement
+        self._target = model
+        what = f"draft {checkpoint.path} does not fit the target {target.path}"
+        if spec.target_hidden != model.hidden:
+            raise ModelError(f"{what}: it reads layers {spec.target_hidden} wide, the target's are {model.hidden}")
+        highest = spec.vocabulary - 1 if checkpoint.to_target is None else int(checkpoint.to_target[-1])
+        if highest >= len(model.embedding):
+            raise ModelError(f"{what}: it proposes token ids up to {highest}, the target has {len(model.embedding)}")
+        try:
+            self.layers = spec.layers(model.layers)
+        except ModelError as error:
+            raise ModelError(f"{what}: {error}") from None
+        device, dtype = model.head.weight.device, model.embedding.dtype
+        tensors = {name: value.to(device, dtype) for name, value in checkpoint.tensors.items()}
+        if spec.embedding == "target":
+            if model.embedding.shape[1] != spec.hidden:
+                raise ModelError(f"{what}: it needs embeddings {spec.hidden} wide and brings none of its own")
+            tensors["embed_tokens.weight"] = model.embedding.to(device)
+        if spec.head == "target":
+            rows = model.head.weight
+            tensors["lm_head.weight"] = rows if checkpoint.to_target is None else rows[checkpoint.to_target.to(device)]
+        self._embedding = tensors["embed_tokens.weight"]
+        self._map = VocabularyMap(checkpoint.to_target, device)
+        self._head = Eagle3Head(spec, tensors)
+        self.fingerprint = Fingerprint(
+            "eagle3", checkpoint.sha256, checkpoint.parameters, spec.vocabulary, str(checkpoint.path)
+        )
+
+    @property
+    def mapped(self) -> bool:
+        return self.checkpoint.to_target is not None
+
+    def skip_reason(self, tokens: Tokens) -> str | None:
+        return skip_reason(tokens, min(len(self._embedding), len(self._target.embedding)), self.rule)
+
+    def replay(self, batch: Sequence[Tokens]) -> list[Weights]:
+        return [weights for weights, _ in self.measure(batch)]
+
+    @torch.inference_mode()
+    def measure(self, batch: Sequence[Tokens]) -> list[tuple[Weights, Agreement | None]]:
+        packed = pack(batch)
+        read = self._read(self._target, packed)
+        sampling = None
+        if self.rule == "rejection":
+            settings = [(tokens.temperature, tokens.top_p, tokens.top_k) for tokens in batch]
+            sampling = Sampling.of(settings, [tokens.judged for tokens in batch])
+        contexts = self._contexts(packed, read.states, [tokens.length for tokens in batch])
+        figures = Figures.empty(len(packed.served), self.depths, full=self.agreement)
+        size = rows_at_once(self._widest)
+        for start in range(0, len(packed.served), size):
+            rows = slice(start, min(start + size, len(packed.served)))
+            self._unroll(packed, read, contexts, sampling, rows, figures)
+        weights = [Weights(values) for values in packed.split(figures.weight)]
+        outside = self._map.draft_ids(packed.served.to(self._head.device), self.checkpoint.spec.vocabulary).cpu() < 0
+        found = agreements(packed, figures, outside.numpy()) if self.agreement else [None] * len(batch)
+        return list(zip(weights, found, strict=True))
+
+    @property
+    def _widest(self) -> int:
+        """Vocabulary of the largest logits that are held."""
+        own = self.checkpoint.spec.vocabulary
+        return max(own, self._target.vocabulary) if self._needs_logits else own
+
+    @property
+    def _needs_logits(self) -> bool:
+        return self.agreement or self.rule == "rejection"
+
+    def _read(self, target: Causal, packed: Packed) -> _Read:
+        states: list[torch.Tensor] = []
+        ids = packed.ids.to(target.device)
+        passes = target.prefill(ids, capture=self.layers, reduce=self._head.project, final=self._needs_logits)
+
+        def finals() -> Iterator[tuple[int, torch.Tensor]]:
+            for start, kept, last in passes:
+                assert kept is not None
+                states.append(kept)
+                if last is not None:
+                    yield start, last
+
+        if self._needs_logits:
+            final = packed.gather(finals())
+            return _Read(torch.cat(states, dim=1), final)
+        list(finals())
+        return _Read(torch.cat(states, dim=1), None)
+
+    def _contexts(self, packed: Packed, states: torch.Tensor, lengths: Sequence[int]) -> list[Keys]:
+        """Depth-0 keys of each sample's rows 0 .. T-3."""
+        device = self._head.device
+        ids = packed.ids.to(device)
+        contexts = []
+        for b, length in enumerate(lengths):
+            parts = []
+            for start in range(0, length - 1, CONTEXT_ROWS):
+                stop = min(start + CONTEXT_ROWS, length - 1)
+                positions = torch.arange(start, stop, device=device) + self.checkpoint.spec.first_position
+                embedded = F.embedding(ids[b, start + 1 : stop + 1], self._embedding)
+                parts.append(self._head.context(embedded, states[b, start:stop], positions))
+            keys, values = (torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("keys", "values"))
+            contexts.append(Keys(keys, values))
+        return contexts
+
+    def _unroll(
+        self,
+        packed: Packed,
+        read: _Read,
+        contexts: list[Keys],
+        sampling: Sampling | None,
+        rows: slice,
+        figures: Figures,
+    ) -> None:
+        """All depths of some rows; what comes of them goes into ``figures``."""
+        device = self._head.device
+        sample, position = packed.sample[rows].to(device), packed.position[rows].to(device)
+        ids, left = packed.ids.to(device), packed.left[rows].to(device)
+        served = packed.served.to(device)
+        target = None
+        if read.final is not None:
+            reach = slice(rows.start, min(rows.stop + self.depths - 1, len(served)))
+            target = target_rows(self._target, read.final, served, sampling, reach, full=self.agreement)
+            if self.agreement:
+                figures.surprise(rows, target[: rows.stop - rows.start], served[rows])
+        settings = None if sampling is None else sampling[slice(rows.start, None)].to(device)
+        segments = _segments(packed, rows)
+        hidden = read.states[sample, position - 1]
+        own: list[Keys] = []
+        for depth in range(self.depths):
+            live = (left > depth).nonzero()[:, 0]
+            if len(live) == 0:
+                break
+            fed = ids[sample, (position + depth).clamp(max=ids.shape[1] - 1)]
+            at = position - 1 + depth + self.checkpoint.spec.first_position
+            query, keys = self._head.query(F.embedding(fed, self._embedding), hidden, at, keys=depth > 0)
+            if keys is not None:
+                own.append(keys)
+            attended = torch.cat(
+                [
+                    attend(query[:, part], contexts[b], first, [Keys(k.keys[:, part], k.values[:, part]) for k in own])
+                    for b, first, part in segments
+                ]
+            )
+            out = self._head.finish(hidden, attended)
+            at_token: slice | torch.Tensor = live + depth
+            if len(live) == len(left):  # no row has ended: a view will do
+                at_token = slice(depth, depth + len(live))
+            verdicts = judge(
+                self._head.logits(out[live]),
+                served[rows.start :][at_token],
+                self._map,
+                rule=self.rule,
+                target=None if target is None else target[at_token],
+                sampling=None if settings is None else settings[at_token],
+            )
+            figures.put(live.cpu() + rows.start, depth, verdicts)
+            hidden = self._head.feedback(out)
+
+
+def _segments(packed: Packed, rows: slice) -> list[tuple[int, int, slice]]:
+    """The samples that some packed rows belong to: (sample, its first row number s there, part of the rows)."""
+    found = []
+    for b in range(int(packed.sample[rows.start]), int(packed.sample[rows.stop - 1]) + 1):
+        start, stop = max(rows.start, packed.bounds[b]), min(rows.stop, packed.bounds[b + 1])
+        found.append((b, int(packed.position[start]) - 1, slice(start - rows.start, stop - rows.start)))
+    return found
