@@ -132,16 +132,20 @@ def open_lines(path: Path) -> IO[bytes]:
         raise RecordError(f"{path}: {error.strerror or error}; give a .jsonl, .jsonl.gz or .jsonl.zst file") from None
 
 
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a JSONL file with their number from 1, blank ones left out. Raises RecordError."""
+    with open_lines(path) as lines:
+        try:
+            yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+            raise RecordError(f"{path}: cannot be read to its end ({error}); is the file complete?") from None
+
+
 def read_records(paths: Iterable[Path]) -> Iterator[Record]:
-    """Yield the records of JSONL files in order; blank lines are skipped. Raises RecordError naming file and line."""
+    """Yield the records of JSONL files in order. Raises RecordError naming file and line."""
     for path in paths:
-        with open_lines(path) as lines:
-            try:
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield parse_record(line, where=f"{path}:{number}")
-            except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
-                raise RecordError(f"{path}: cannot be decompressed ({error}); is the file complete?") from None
+        for number, line in read_lines(path):
+            yield parse_record(line, where=f"{path}:{number}")
 
 
 def segment_id(labels: Mapping[str, str]) -> str:

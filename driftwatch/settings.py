@@ -103,6 +103,9 @@ class Tap(Section):
         ge=1024,
         description="Largest body kept of a sampled exchange; a larger one is counted only.",
     )
+    memory_bytes: int = Field(
+        512 * 1024 * 1024, ge=1024, description="Bytes of bodies held for recording at most, over all exchanges."
+    )
     drain_s: float = Field(30.0, ge=0, description="Seconds that streams in flight get to finish after SIGTERM.")
 
 

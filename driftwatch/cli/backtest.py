@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
-import zstandard
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from driftwatch.drift.cell import CellState, DriftClosed, DriftOpened, Rules, Transition
 from driftwatch.errors import DriftwatchError
-from driftwatch.records import explain, open_lines, segment_id
+from driftwatch.records import explain, read_lines, segment_id
 
 MAX_AGE_LINES = 2000
 """A session longer than this is judged in parts where lines have no times."""
@@ -82,7 +80,8 @@ def backtest(results: Path, gamma: int, baseline: str, tolerance: float, arl: fl
     in order of `ts` where every line has one; where not, in the order of the file. A session counts as one unit.
     """
     rules = _rules(baseline, tolerance, arl)
-    requests = [_request(number, line, f"{results}:{number + 1}", gamma, by) for number, line in _lines(results)]
+    lines = read_lines(results)
+    requests = [_request(number - 1, line, f"{results}:{number}", gamma, by) for number, line in lines]
     if not requests:
         raise DriftwatchError(f"{results}: holds no requests; give lines of `driftwatch replay --per-request`")
     click.echo(json.dumps(_History(rules).run(requests)))
@@ -106,15 +105,6 @@ def _rules(baseline: str, tolerance: float, arl: float) -> Rules:
     if not 0.0 <= value <= 1.0:
         raise DriftwatchError(f"--baseline {baseline}: must be a hit rate between 0 and 1, or auto:N")
     return Rules(tolerance, arl, given=value)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Non-empty lines with their 0-based number."""
-    with open_lines(path) as lines:
-        try:
-            yield from ((number, line) for number, line in enumerate(lines) if line.strip())
-        except (OSError, EOFError, zstandard.ZstdError) as error:
-            raise DriftwatchError(f"{path}: cannot be read ({error}); is the file complete?") from None
 
 
 def _request(number: int, data: bytes, where: str, gamma: int, by: tuple[str, ...]) -> Request:

@@ -17,6 +17,7 @@ from driftwatch.retrain.delivery import signers
 from driftwatch.settings import Model, Settings, load, secret
 from driftwatch.store import migrate
 from driftwatch.store.connection import Store
+from driftwatch.tap.segments import Segments
 
 Level = Literal["ok", "warning", "problem"]
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
@@ -53,6 +54,7 @@ def doctor(config: Path | None, draft: str | None, target: Path | None, records:
 def _everything(settings: Settings, config: Path | None) -> Iterator[Finding]:
     yield Finding("ok", "settings", str(config or "environment and defaults"))
     yield from _checked("secrets", lambda: _secrets(settings))
+    yield from _checked("segments", lambda: _segments(settings))
     yield from _checked("store", lambda: _store(settings))
     yield _engine(settings)
     for model in settings.models:
@@ -76,6 +78,11 @@ def _secrets(settings: Settings) -> str:
     for hook in settings.webhooks:
         signers(hook)
     return f"{'a token' if token else 'no token'} for the API, {len(settings.webhooks)} webhook endpoints"
+
+
+def _segments(settings: Settings) -> str:
+    Segments(settings.segments, max_segments=settings.control.max_segments)
+    return f"labels: {', '.join(segment.label for segment in settings.segments) or 'none, one segment `all`'}"
 
 
 def _store(settings: Settings) -> str:

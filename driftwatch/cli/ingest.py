@@ -9,11 +9,10 @@ from pathlib import Path
 import click
 import httpx
 import orjson
-import zstandard
 
 from driftwatch.cli.options import files, with_settings
 from driftwatch.errors import DriftwatchError, RecordError
-from driftwatch.records import Record, open_lines, parse_record
+from driftwatch.records import Record, parse_record, read_lines
 from driftwatch.settings import Settings, secret
 from driftwatch.wire import kserve, logs
 from driftwatch.wire.exchange import Skip
@@ -64,15 +63,10 @@ def read(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[Record]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with open_lines(path) as lines:
-        try:
-            for number, line in enumerate(lines, 1):
-                if number == 1 and line.startswith(PICKLE):
-                    raise RecordError(f"{path}: a pickle, which is not read: loading it could run anything in it")
-                if line.strip():
-                    yield number, line
-        except (OSError, EOFError, zstandard.ZstdError) as error:
-            raise RecordError(f"{path}: cannot be decompressed ({error}); is the file complete?") from None
+    for number, line in read_lines(path):
+        if number == 1 and line.startswith(PICKLE):
+            raise RecordError(f"{path}: a pickle, which is not read: loading it could run anything in it")
+        yield number, line
 
 
 def _read(line: bytes, joiner: kserve.Joiner, *, where: str) -> Record | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -18,8 +18,8 @@ from rich.table import Table
 
 from driftwatch.acceptance import DEFAULT_GAMMA, Rule
 from driftwatch.cli.options import files, needs_shadow
-from driftwatch.errors import DriftwatchError
-from driftwatch.records import open_lines, read_records
+from driftwatch.errors import DriftwatchError, RecordError
+from driftwatch.records import read_lines, read_records
 from driftwatch.settings import load
 
 if TYPE_CHECKING:
@@ -73,9 +73,10 @@ def replay(
     try:
         from driftwatch.shadow.device import pick_device, pick_dtype
         from driftwatch.shadow.history import Summary, per_request, replay_records
-        from driftwatch.shadow.open import Opening, kind_of, open_draft
+        from driftwatch.shadow.open import Opening, kind_of
         from driftwatch.shadow.target import Target
         from driftwatch.shadow.tokenizer import Retokeniser
+        from driftwatch.shadow.worker import load_draft
     except ModuleNotFoundError as error:
         raise needs_shadow(error) from None
     shadow = load(None).shadow
@@ -87,10 +88,10 @@ def replay(
     if agreement is None:
         agreement = target is not None and (rule == "rejection" or kind_of(draft_spec) == "eagle3")
     opening = Opening(device, dtype, rule, depths=gamma, agreement=agreement, prefill_tokens=shadow.batch_tokens)
-    draft = open_draft(draft_spec, opening, target)
     tokenizer = Retokeniser(target_path) if target_path else None
+    draft = load_draft(draft_spec, tokenizer, opening, target)
     summary = Summary(rule, gamma, by)
-    total = sum(_count(path) for path in files)
+    total = _count(files)
     with _written_whole(lines_path) as lines, _progress(total) as advance:
         outcomes = replay_records(draft, read_records(files), batch_tokens=shadow.batch_tokens, tokenizer=tokenizer)
         for outcome in outcomes:
@@ -107,13 +108,18 @@ def replay(
         _print(summary, summary.as_dict(draft))
 
 
-def _count(path: Path) -> int:
-    with open_lines(path) as lines:
-        return sum(1 for line in lines if line.strip())
+def _count(files: Sequence[Path]) -> int | None:
+    """Records in the files, for the progress bar; None where counting would use up a pipe, or is not possible."""
+    if not all(path.is_file() for path in files):
+        return None
+    try:
+        return sum(1 for path in files for _ in read_lines(path))
+    except RecordError:  # said in order, when the records before it have been judged
+        return None
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Any]:
+def _progress(total: int | None) -> Iterator[Any]:
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -127,6 +133,8 @@ def _written_whole(path: Path | None) -> Iterator[IO[str] | None]:
     if path is None:
         yield None
         return
+    if path.exists() and not path.is_file():
+        raise DriftwatchError(f"--per-request {path}: not a file; name one that may be written")
     try:
         handle, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     except OSError as error:

@@ -18,6 +18,7 @@ from driftwatch.errors import DriftwatchError
 from driftwatch.settings import Settings, host_port, secret
 from driftwatch.tap.admin import Admin
 from driftwatch.tap.harvest import Harvest
+from driftwatch.tap.memory import Memory
 from driftwatch.tap.metrics import Metrics
 from driftwatch.tap.probe import Probe
 from driftwatch.tap.recorder import Recorder
@@ -90,7 +91,9 @@ class Tap:
         sampler = Sampler[Exchange](settings.sampling.per_window, settings.sampling.window_s)
         shipper = Shipper(settings.tap.control_url, queue=settings.tap.queue, token=self._token, metrics=self.metrics)
         harvest = Harvest(sampler, shipper, self.metrics)
-        recorder = Recorder(settings.tap.capture_bytes, self._segments, sampler, probe, self.metrics)
+        recorder = Recorder(
+            settings.tap.capture_bytes, self._segments, sampler, probe, self.metrics, Memory(settings.tap.memory_bytes)
+        )
         relay = Relay(Pool(settings.engine.url), recorder.open, lambda: self.metrics.drop("recorder_error"))
         admin = _server(Admin(self.metrics.registry, lambda: self.ready))
         async with _background(probe.run, shipper.run, scraper.run), _served(admin, self.sockets[1]):

@@ -15,7 +15,7 @@ Outcome = Literal["ok", "client_error", "engine_error", "aborted", "unreachable"
 SampleOutcome = Literal["sent", "skipped", "dropped", "not_chosen"]
 """What became of an exchange that could be sampled. ``skipped`` and ``dropped`` ones are in ``dropped_total`` too."""
 
-TapReason = Literal["recorder_error", "too_large", "queue_full", "refused", "shutdown"]
+TapReason = Literal["recorder_error", "too_large", "memory", "queue_full", "refused", "shutdown"]
 DropReason = TapReason | SkipReason
 DROP_REASONS: tuple[DropReason, ...] = (*get_args(TapReason), *SKIP_REASONS)
 

@@ -111,14 +111,28 @@ class Probe:
     async def _identify(self, session: aiohttp.ClientSession) -> tuple[EngineKind, dict[str, str]]:
         answer = await self._get(session, "/version")
         if version := _version(answer):
-            # TensorRT-LLM answers /version alike, but refuses request fields that it does not know.
             model = _first_model(await self._get(session, "/v1/models"))
-            kind: EngineKind = "trtllm" if model.get("owned_by") == "tensorrt_llm" else "vllm"
-            return kind, _known({"version": version, "target": model.get("root")})
+            kind = await self._versioned(session, model.get("owned_by")) if self._auto else self.kind
+            if kind is not None:
+                return kind, _known({"version": version, "target": model.get("root")})
         for path in ("/server_info", "/get_server_info"):  # the older name is deprecated since about 0.5.9
             if answer := await self._get(session, path):
                 return "sglang", _known({ours: answer.get(theirs) for ours, theirs in SGLANG_FACTS.items()})
         return "openai", {}
+
+    async def _versioned(self, session: aiohttp.ClientSession, owner: Any) -> EngineKind | None:
+        """Which engine answers /version. Many servers do, and not all take request fields that they do not know.
+
+        vLLM names itself as the owner of its models; with an API key it hides them, but not its metrics.
+        """
+        if owner is None and b"vllm:" in await self._read(session, "/metrics"):
+            owner = "vllm"
+        owners: dict[Any, EngineKind] = {"vllm": "vllm", "tensorrt_llm": "trtllm"}
+        return owners.get(owner)
+
+    async def _read(self, session: aiohttp.ClientSession, path: str) -> bytes:
+        async with session.get(self._url + path, allow_redirects=False) as response:
+            return await response.content.read(LARGEST) if response.status == 200 else b""
 
     async def _get(self, session: aiohttp.ClientSession, path: str) -> dict[str, Any] | None:
         async with session.get(self._url + path, allow_redirects=False) as response:

@@ -10,13 +10,16 @@ import logging
 import re
 import time
 import uuid
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from driftwatch.tap.asgi import Headers
 from driftwatch.tap.hooks import Ending, Hooks, Request
-from driftwatch.tap.metrics import UNRECORDED, Metrics, Outcome
+from driftwatch.tap.memory import Memory
+from driftwatch.tap.metrics import UNRECORDED, Metrics, Outcome, TapReason
 from driftwatch.tap.probe import Probe
 from driftwatch.tap.sampler import Sampler
 from driftwatch.tap.segments import OTHER, Segments
@@ -35,6 +38,26 @@ _SGLEXT_IDS = re.compile(rb'"output_ids"\s*:\s*\[\[([\d,\s]+)\]\]')
 _ID_LENGTH = 256
 
 
+class Ids:
+    """Ids of records: the client's own, made unique where it gives one again, or a new one."""
+
+    REMEMBERED = 10_000
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[str, None] = OrderedDict()
+
+    def unique(self, given: str | None) -> str:
+        """Otherwise a constant id, or that of a retry, would pass for a sample that is already stored."""
+        if given is None:
+            return uuid.uuid4().hex
+        again = given in self._seen
+        self._seen[given] = None
+        self._seen.move_to_end(given)
+        if len(self._seen) > self.REMEMBERED:
+            self._seen.popitem(last=False)
+        return f"{given[: _ID_LENGTH - 33]}-{uuid.uuid4().hex}" if again else given
+
+
 @dataclass(frozen=True, slots=True)
 class Recorder:
     """Gives the relay its hooks, one set for each exchange."""
@@ -44,6 +67,8 @@ class Recorder:
     sampler: Sampler[Exchange]
     probe: Probe
     metrics: Metrics
+    memory: Memory
+    ids: Ids = field(default_factory=Ids)
     clock: Callable[[], float] = time.monotonic
 
     def open(self, request: Request) -> Hooks:
@@ -91,12 +116,16 @@ class Recording:
         self._first: float | None = None
         self._ended = self._started
         self._request: bytes | None = None
+        self._request_bytes: int | None = None
         self._injected: Injected | None = None
         self._stripper: Stripper | None = None
         self._status = 0
         self._headers: dict[str, str] = {}
         self._chunks: list[bytes] = []
         self._size = 0
+        self._held = 0
+        self._lost: TapReason | None = None
+        """Why this exchange cannot be recorded any more."""
         self._fail_open = _FailOpen(recorder.metrics)
 
     @property
@@ -105,7 +134,12 @@ class Recording:
 
     def body(self, data: bytes | None) -> tuple[bytes, Headers] | None:
         self._ready = self._tap.clock()
-        self._request = data
+        if data is None:
+            self._lose("too_large")
+        else:
+            self._request_bytes = len(data)
+            if self._hold(len(data)):
+                self._request = data
         with self._fail_open:
             inject = dialects.of(self._tap.probe.kind).inject
             if data is not None and inject is not None:
@@ -129,12 +163,28 @@ class Recording:
     def chunk(self, data: bytes) -> bytes:
         if self._first is None:
             self._first = self._tap.clock()
-        self._size += len(data)
-        if self._size <= self._tap.capture_bytes:
-            self._chunks.append(data)
-        else:
-            self._chunks.clear()
+        if self._lost is None:
+            self._size += len(data)
+            if self._size > self._tap.capture_bytes:
+                self._lose("too_large")
+            elif self._hold(len(data)):
+                self._chunks.append(data)
         return self._stripper.feed(data) if self._stripper else data
+
+    def _hold(self, size: int) -> bool:
+        """Room for so many more bytes of this exchange; without it the exchange is not recorded."""
+        if self._tap.memory.take(size):
+            self._held += size
+            return True
+        self._lose("memory")
+        return False
+
+    def _lose(self, reason: TapReason) -> None:
+        self._lost = reason
+        self._request = None
+        self._chunks.clear()
+        self._tap.memory.give(self._held)
+        self._held = 0
 
     def end(self, ending: Ending) -> bytes:
         self._ended = self._tap.clock()
@@ -158,6 +208,8 @@ class Recording:
             # Status 200 and not merely a good one: others carry no completion.
             if outcome == "ok" and self._status == 200:
                 self._offer(segment, labels)
+        self._tap.memory.give(self._held)  # unless the sampler has it now
+        self._held = 0
 
     def _offer(self, segment: str, labels: dict[str, str]) -> None:
         metrics = self._tap.metrics
@@ -168,15 +220,15 @@ class Recording:
         metrics.end_to_end.labels(segment).observe(e2e_s)
         if ttft_s is not None:
             metrics.time_to_first_token.labels(segment).observe(ttft_s)
-        if self._request is None or self._size > self._tap.capture_bytes:
-            metrics.drop("too_large")
+        if self._request is None:
+            metrics.drop(self._lost or "too_large")
             return
         response = b"".join(self._chunks)
         tpot_s = openai.time_per_token(ttft_s, e2e_s, _tokens(response))
         if tpot_s is not None:
             metrics.time_per_output_token.labels(segment).observe(tpot_s)
         exchange = Exchange(
-            id=self._id(),
+            id=self._tap.ids.unique(self._header(b"x-request-id")),
             path=self._head.path,
             request=self._request,
             status=self._status,
@@ -189,16 +241,15 @@ class Recording:
             e2e_s=e2e_s,
             deployment=self._tap.probe.facts(_fingerprint(response)),
         )
+        weakref.finalize(exchange, self._tap.memory.give, self._held)
+        self._held = 0
         self._tap.sampler.add(segment, exchange.id, exchange, self._tap.clock())
 
     def _request_size(self) -> int | None:
-        if self._request is not None:
-            return len(self._request)
+        if self._request_bytes is not None:
+            return self._request_bytes
         stated = self._header(b"content-length")
         return int(stated) if stated is not None and stated.isdecimal() else None
-
-    def _id(self) -> str:
-        return self._header(b"x-request-id") or uuid.uuid4().hex
 
     def _header(self, name: bytes) -> str | None:
         """A header's value; None if it is missing, empty, or too long to be an id."""

@@ -29,7 +29,7 @@ class Skip(Exception):
         self.reason: SkipReason = reason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Exchange:
     """Raw bytes of one exchange and what its observer measured. Request headers are not kept: they hold credentials."""
 

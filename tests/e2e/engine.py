@@ -36,6 +36,9 @@ class RecordedEngine:
             lines.append(f'vllm:spec_decode_{theirs}_total{{engine="0",model_name="m"}} {total}.0\n')
         return web.Response(text="".join(lines))
 
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "m", "owned_by": "vllm", "root": "m"}]})
+
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         record = self.answers[tuple(body["prompt"])]
@@ -75,7 +78,7 @@ if __name__ == "__main__":
     engine = RecordedEngine(Path(sys.argv[2]))
     app = web.Application(client_max_size=1 << 30)
     app.router.add_get("/version", engine.version)
-    app.router.add_get("/v1/models", engine.version)
+    app.router.add_get("/v1/models", engine.models)
     app.router.add_get("/metrics", engine.metrics)
     app.router.add_post("/v1/completions", engine.complete)
     web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None, access_log=None)

@@ -163,6 +163,7 @@ def test_no_request_is_lost_while_the_disk_is_full(machine: Machine) -> None:
     assert stored == acknowledged > 0
 
 
+@pytest.mark.timeout(900)
 def test_each_acknowledged_sample_is_judged_once_though_the_shadow_is_killed_20_times(machine: Machine) -> None:
     """SIGKILL each time that a lease is held: in the middle of a batch."""
     machine.start_control()

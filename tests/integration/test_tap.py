@@ -50,6 +50,8 @@ class Engine:
         if request.path in ("/version", "/v1/models", "/server_info", "/get_server_info") and request.method == "GET":
             if request.path == "/version" and self.version:
                 return web.json_response({"version": self.version})
+            if request.path == "/v1/models" and self.version:
+                return web.json_response({"data": [{"id": "m", "owned_by": "vllm"}]})
             return web.Response(status=404)
         self.requests.append(request)
         try:

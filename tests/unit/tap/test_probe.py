@@ -13,6 +13,7 @@ from driftwatch.tap import probe as module
 from driftwatch.tap.probe import Probe
 
 VERSION = '{"version": "0.32.0"}'
+MODELS = '{"data": [{"owned_by": "vllm"}]}'
 SERVER_INFO = json.dumps(
     {
         "model_path": "meta-llama/Llama-3.1-8B-Instruct",
@@ -71,7 +72,13 @@ async def ask(url: str, kind: EngineKind = "auto") -> tuple[bool, Probe]:
 @pytest.mark.parametrize(
     ("answers", "kind", "deployment"),
     [
-        ({"/version": VERSION}, "vllm", {"engine": "vllm", "version": "0.32.0"}),
+        ({"/version": VERSION}, "openai", {}),
+        ({"/version": VERSION, "/v1/models": json.dumps({"data": [{"owned_by": "me"}]})}, "openai", {}),
+        (
+            {"/version": VERSION, "/metrics": '"vllm:num_requests_running"'},
+            "vllm",
+            {"engine": "vllm", "version": "0.32.0"},
+        ),
         (
             {"/version": VERSION, "/v1/models": json.dumps({"data": [{"owned_by": "vllm"}]})},
             "vllm",
@@ -103,7 +110,10 @@ async def ask(url: str, kind: EngineKind = "auto") -> tuple[bool, Probe]:
             },
         ),
         (
-            {"/version": VERSION, "/v1/models": json.dumps({"data": [{"id": "m", "root": "org/model"}]})},
+            {
+                "/version": VERSION,
+                "/v1/models": json.dumps({"data": [{"id": "m", "root": "org/model", "owned_by": "vllm"}]}),
+            },
             "vllm",
             {"engine": "vllm", "version": "0.32.0", "target": "org/model"},
         ),
@@ -133,7 +143,7 @@ async def test_no_answer_is_no_verdict(serve: Serve) -> None:
 async def test_it_is_asked_again_until_it_answers_and_ever_after(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(module, "AGAIN_S", 0.02)
-    answers = {"/version": "503"}
+    answers = {"/version": "503", "/v1/models": MODELS}
     probe = Probe(await serve(answers), "auto")
     task = asyncio.create_task(probe.run())
 
@@ -154,7 +164,7 @@ async def test_facts_in_doubt_are_none_until_the_engine_has_answered(
 ) -> None:
     """An upgrade is one change: the new fingerprint never comes with the old version."""
     monkeypatch.setattr(module, "FIRST_RETRY_S", 0.01)
-    answers = {"/version": json.dumps({"version": "1"})}
+    answers = {"/version": json.dumps({"version": "1"}), "/v1/models": MODELS}
     probe = Probe(await serve(answers), "auto")
     task = asyncio.create_task(probe.run())
 

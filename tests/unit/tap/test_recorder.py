@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 
 import pytest
 
 from driftwatch.settings import EngineKind, Segment
 from driftwatch.tap.hooks import Ending, Request
+from driftwatch.tap.memory import Memory
 from driftwatch.tap.metrics import DROP_REASONS, Metrics
 from driftwatch.tap.probe import Probe
 from driftwatch.tap.recorder import Recorder, outcome_of
@@ -31,13 +33,16 @@ class Clock:
 class Bench:
     """A recorder with its parts in reach."""
 
-    def __init__(self, kind: EngineKind = "openai", capture_bytes: int = 1000) -> None:
+    def __init__(self, kind: EngineKind = "openai", capture_bytes: int = 1000, memory: int = 1_000_000) -> None:
         self.metrics = Metrics()
         self.clock = Clock()
+        self.memory = Memory(memory)
         self.sampler = Sampler[Exchange](8, 15.0)
         segments = Segments([Segment(label="tenant", header="x-tenant")])
         probe = Probe("http://127.0.0.1:9", kind)
-        self.recorder = Recorder(capture_bytes, segments, self.sampler, probe, self.metrics, self.clock)
+        self.recorder = Recorder(
+            capture_bytes, segments, self.sampler, probe, self.metrics, self.memory, clock=self.clock
+        )
 
     async def exchange(
         self,
@@ -97,6 +102,31 @@ async def test_without_a_usable_id_each_exchange_gets_its_own() -> None:
     for headers in ({}, {}, {"x-request-id": ""}, {"x-request-id": "x" * 257}):
         await bench.exchange([b"x"], request_headers=dict(headers))
     assert len({kept.id for kept in bench.kept()}) == 4
+
+
+async def test_an_id_that_comes_again_is_made_unique() -> None:
+    bench = Bench()
+    for _ in range(3):
+        await bench.exchange([b"x"], request_headers={"x-request-id": "r" * 250})
+    ids = [kept.id for kept in bench.kept()]
+    assert ids[0] == "r" * 250
+    assert len(set(ids)) == 3
+    assert all(len(id) <= 256 for id in ids)
+
+
+async def test_bodies_held_for_recording_are_bounded_over_all_exchanges() -> None:
+    bench = Bench(memory=3 * (len(BODY) + 100))
+    for _ in range(4):
+        assert await bench.exchange([b"x" * 100]) == b"x" * 100
+    assert bench.value("dropped_total", reason="memory") == 1
+    assert bench.memory.left == 0
+    assert len(bench.kept()) == 3
+    gc.collect()
+    assert bench.memory.left == 3 * (len(BODY) + 100), "what is read gives its room back"
+    await bench.exchange([b"x" * 2000])
+    await bench.exchange([b"x"], status=500)
+    assert bench.value("dropped_total", reason="too_large") == 1
+    assert bench.memory.left == 3 * (len(BODY) + 100)
 
 
 async def test_chunks_are_not_taken_for_tokens() -> None:
