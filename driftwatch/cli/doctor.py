@@ -55,7 +55,7 @@ def _everything(settings: Settings, config: Path | None) -> Iterator[Finding]:
     yield Finding("ok", "settings", str(config or "environment and defaults"))
     yield from _checked("secrets", lambda: _secrets(settings))
     yield from _checked("segments", lambda: _segments(settings))
-    yield from _checked("store", lambda: _store(settings))
+    yield _store(settings)
     yield _engine(settings)
     for model in settings.models:
         named = [draft for draft in model.drafts if draft.path is not None]
@@ -85,11 +85,17 @@ def _segments(settings: Settings) -> str:
     return f"labels: {', '.join(segment.label for segment in settings.segments) or 'none, one segment `all`'}"
 
 
-def _store(settings: Settings) -> str:
-    store = Store(settings.store.url)
-    if problems := migrate.problems(store):
-        raise DriftwatchError(f"{store.name}: {problems[0]}")
-    return f"{store.name} is up to date"
+def _store(settings: Settings) -> Finding:
+    try:
+        store = Store(settings.store.url)
+        problems = migrate.problems(store)
+    except DriftwatchError as error:
+        return Finding("problem", "store", str(error))
+    if not problems:
+        return Finding("ok", "store", f"{store.name} is up to date")
+    if migrate.is_empty(store):
+        return Finding("warning", "store", f"{store.name} is empty: serve and control migrate it when they start")
+    return Finding("problem", "store", f"{store.name}: {problems[0]}")
 
 
 def _engine(settings: Settings) -> Finding:

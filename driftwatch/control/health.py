@@ -20,7 +20,7 @@ def router(store: Store, metrics: CollectorRegistry) -> APIRouter:
 
     @routes.get("/readyz")
     def readyz() -> dict[str, str]:
-        """Able to take samples: the store answers."""
+        """The store answers."""
         with store.read() as session:
             session.execute(text("SELECT 1"))
         return {"status": "ok"}

@@ -95,3 +95,9 @@ def problems(store: Store) -> list[str]:
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error
         raise StoreError(f"store {store.name}: {str(cause).strip().splitlines()[0]}") from error
+
+
+def is_empty(store: Store) -> bool:
+    """Whether the database was never migrated."""
+    with store.engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision() is None

@@ -183,6 +183,18 @@ def fields(parsed: Parsed) -> Json:
     }
 
 
+def with_ids(exchange: Exchange, parsed: Parsed) -> tuple[Json, tuple[list[int], list[int]] | None]:
+    """Fields of a record with the token ids, where the answer holds them whole. Raises Skip if text would not do."""
+    if is_multimodal(parsed):
+        raise Skip("unsupported")
+    values, ids = fields(parsed), whole_ids(parsed)
+    if ids is not None:
+        values |= {"prompt_token_ids": ids[0], "output_token_ids": ids[1], "timing": timing(exchange, len(ids[1]))}
+    elif not text_suffices(parsed):
+        raise Skip("unsupported")
+    return values, ids
+
+
 def timing(exchange: Exchange, tokens: object) -> Json:
     """The timing of a record. Time per token needs a stream and the engine's own count: chunks are not tokens."""
     return {

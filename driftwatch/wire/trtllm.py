@@ -11,7 +11,7 @@ from typing import Any
 
 from driftwatch.records import Record
 from driftwatch.wire import openai
-from driftwatch.wire.exchange import Exchange, Skip
+from driftwatch.wire.exchange import Exchange
 
 FIGURES = {
     "windows": "num_spec_steps",
@@ -27,15 +27,7 @@ Json = dict[str, Any]
 def record(exchange: Exchange) -> Record:
     """The record of an exchange, with ids and figures where there are any. Raises Skip."""
     parsed = openai.parse(exchange)
-    if openai.is_multimodal(parsed):
-        raise Skip("unsupported")
-    values = openai.fields(parsed)
-    ids = openai.whole_ids(parsed)
-    if ids is not None:
-        values |= {"prompt_token_ids": ids[0], "output_token_ids": ids[1]}
-        values["timing"] = openai.timing(exchange, len(ids[1]))
-    elif not openai.text_suffices(parsed):
-        raise Skip("unsupported")
+    values, ids = openai.with_ids(exchange, parsed)
     conversation = parsed.request.get("conversation_params")
     if values["session"] is None and isinstance(conversation, dict):
         session = conversation.get("conversation_id")

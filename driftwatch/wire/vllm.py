@@ -31,15 +31,7 @@ ENGINE_FIGURES = {
 def record(exchange: Exchange) -> Record:
     """The record of an exchange, with token ids and figures where vLLM gave them. Raises Skip."""
     parsed = openai.parse(exchange)
-    if openai.is_multimodal(parsed):
-        raise Skip("unsupported")
-    values = openai.fields(parsed)
-    ids = openai.whole_ids(parsed)
-    if ids is not None:
-        values |= {"prompt_token_ids": ids[0], "output_token_ids": ids[1]}
-        values["timing"] = openai.timing(exchange, len(ids[1]))
-    elif not openai.text_suffices(parsed):
-        raise Skip("unsupported")
+    values, _ = openai.with_ids(exchange, parsed)
     values["engine"] = _figures(parsed)
     for answer in parsed.answers:
         if isinstance(answer.get("system_fingerprint"), str):

@@ -114,7 +114,7 @@ def test_doctor_says_what_is_wrong_and_exits_1(tmp_path: Path) -> None:
     done = run("doctor", "--config", config, cwd=tmp_path)
     assert done.returncode == 1
     assert "problem  engine: http://127.0.0.1:9" in done.stdout
-    assert "problem  store: sqlite:///driftwatch.db: at revision none" in done.stdout
+    assert "warning  store: sqlite:///driftwatch.db is empty" in done.stdout
     assert f"ok       draft {CHAIN}: chain draft, 513,312 parameters" in done.stdout
     assert f"problem  draft {tmp_path}" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
