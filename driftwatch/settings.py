@@ -212,7 +212,9 @@ class Detect(Section):
 class Retention(Section):
     payload_days: float = Field(7, gt=0, description="Days that token ids and text are kept.")
     replay_days: float = Field(90, gt=0, description="Days that samples and their replays are kept; roll-ups stay.")
-    text: bool = Field(False, description="Keep text beside token ids; off: text is deleted once tokenised.")
+    text: bool = Field(
+        False, description="Keep the text of samples that came as text; off: it is deleted once tokenised."
+    )
 
 
 class Webhook(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import and_, delete, select, text
+from sqlalchemy import and_, delete, select, text, update
 from sqlalchemy.orm import Session
 
 from driftwatch.store.connection import Store
@@ -36,6 +36,8 @@ def _prune_payloads(store: Store, before: float) -> int:
         old = select(Payload.sample_id).join(Sample, Sample.id == Payload.sample_id).where(Sample.arrived_at < before)
         ids = list(session.scalars(old.limit(BATCH)))
         session.execute(delete(Payload).where(Payload.sample_id.in_(ids)))
+        # Unknown fields may hold anything, text too.
+        session.execute(update(Sample).where(Sample.id.in_(ids), Sample.extra.is_not(None)).values(extra=None))
     return len(ids)
 
 

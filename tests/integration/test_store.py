@@ -290,6 +290,15 @@ def test_retention_keeps_what_is_not_folded(store: Store) -> None:
     assert count(store, Work) == 2
 
 
+def test_unknown_fields_go_with_the_payload(store: Store) -> None:
+    add(store, [record(1, raw_prompt="private")], now=0.0)
+    add(store, [record(2, raw_prompt="private")], now=90 * DAY)
+    retention.prune(store, now=91 * DAY, payload_days=7, replay_days=1000)
+    with store.read() as session:
+        kept = session.scalars(sa.select(Sample.extra).order_by(Sample.id)).all()
+    assert kept == [None, {"raw_prompt": "private"}]
+
+
 def test_the_outbox_keeps_each_endpoints_order(store: Store) -> None:
     with store.write() as session:
         for name in ("first", "second"):
