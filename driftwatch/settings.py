@@ -106,6 +106,9 @@ class Tap(Section):
     memory_bytes: int = Field(
         512 * 1024 * 1024, ge=1024, description="Bytes of bodies held for recording at most, over all exchanges."
     )
+    notice_s: float = Field(
+        1.0, ge=0, description="Seconds between readiness off and the last new request, on SIGTERM."
+    )
     drain_s: float = Field(30.0, ge=0, description="Seconds that streams in flight get to finish after SIGTERM.")
 
 

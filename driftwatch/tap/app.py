@@ -102,6 +102,7 @@ class Tap:
                 self._serving = True
                 logger.info("relaying %s to %s", settings.tap.listen, settings.engine.url)
                 await self._stop.wait()
+                await asyncio.sleep(settings.tap.notice_s)  # who sends here learns first that it is not ready
                 await relay.drain(settings.tap.drain_s)
             await asyncio.sleep(0)  # the last exchanges settle
             await harvest.flush()

@@ -49,6 +49,10 @@ class Client(Protocol):
         """Close so that no client takes the end of the connection for that of the answer."""
 
 
+RACE_S = 0.5
+"""An engine that had closed a kept connection says so within a round trip."""
+
+
 class Exchange:
     """Passes bytes both ways, follows both framings, and tells the hooks."""
 
@@ -61,6 +65,7 @@ class Exchange:
         self._sending = Sending(head, self._hooks, pool.prefix)
         self._engine: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._sent_at = 0.0
         self._going = self._retried = self._over = self._ended = self._engine_ended = self.tunnel = False
         self._partial = b""
         self._outgoing: Framing | None = None
@@ -164,6 +169,7 @@ class Exchange:
 
     def _use(self, connection: Connection) -> None:
         self._engine = connection
+        self._sent_at = asyncio.get_running_loop().time()
         connection.user = self
         self._client.engine_full(False)
         connection.transport.write(self._sending.so_far())
@@ -305,12 +311,16 @@ class Exchange:
                 self._client.close()
         elif self._outgoing is not None:
             self._break_off(failure)
-        elif connection.used and self._sending.repeatable and not self._retried:
-            # Kept connections may be closed by the engine in the very moment in which they are chosen.
+        elif connection.used and self._sending.repeatable and not self._retried and self._just_sent():
+            # Kept connections may be closed by the engine in the very moment in which they are chosen. One that is lost
+            # later was lost over this request, which must not be made twice (RFC 9110, 9.2.2).
             self._retried = True
             self._connect()
         else:
             self._fail("broken", failure)
+
+    def _just_sent(self) -> bool:
+        return asyncio.get_running_loop().time() - self._sent_at < RACE_S
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 

@@ -66,8 +66,13 @@ class Harvest:
             self._kept.popleft()
 
     def _count_not_chosen(self, window: list[Kept[Exchange]]) -> None:
-        for segment, rest in {kept.segment: kept.seen - kept.kept for kept in window}.items():
-            self._metrics.sample(segment, "not_chosen", rest)
+        """Once for each window of each segment; there may be several, and all that were kept in one say the same."""
+        left: dict[str, int] = {}
+        for kept in window:
+            if left.get(kept.segment, 0) == 0:  # the first of a window
+                self._metrics.sample(kept.segment, "not_chosen", kept.seen - kept.kept)
+                left[kept.segment] = kept.kept
+            left[kept.segment] -= 1
 
 
 def to_line(kept: Kept[Exchange]) -> Line:

@@ -35,6 +35,10 @@ _TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d+)')
 _COUNTS = (b'"completion_tokens"', b'"output_tokens"')
 _FINGERPRINT = re.compile(rb'"system_fingerprint"\s*:\s*"([^"\\]+)"')
 _SGLEXT_IDS = re.compile(rb'"output_ids"\s*:\s*\[\[([\d,\s]+)\]\]')
+_ERROR = re.compile(rb'^data:\s*\{\s*"error"', re.MULTILINE)
+_SEVERAL = re.compile(rb'"(?:n|best_of)"\s*:\s*(?:[2-9]|\d\d)')
+_HUGE = re.compile(rb"\d{19}")
+"""Perhaps an integer that would not survive being read and written."""
 _ID_LENGTH = 256
 
 
@@ -142,7 +146,7 @@ class Recording:
                 self._request = data
         with self._fail_open:
             inject = dialects.of(self._tap.probe.kind).inject
-            if data is not None and inject is not None:
+            if data is not None and inject is not None and not self._asked_itself() and not _HUGE.search(data):
                 self._injected = inject(self._head.path, data, self._tap.probe.deployment)
         if self._injected is None:
             return None
@@ -161,7 +165,8 @@ class Recording:
         return self._stripper is not None and any(name == b"content-length" for name, _ in headers)
 
     def chunk(self, data: bytes) -> bytes:
-        if self._first is None:
+        # A comment that keeps the connection alive is no token.
+        if self._first is None and (not self._streamed or b"data:" in data or b"data:" in b"".join(self._chunks)):
             self._first = self._tap.clock()
         if self._lost is None:
             self._size += len(data)
@@ -198,6 +203,8 @@ class Recording:
         if ending == "aborted" and b"".join(self._chunks[-2:]).rstrip().endswith(b"data: [DONE]"):
             ending = "complete"
         outcome = outcome_of(ending, self._status)
+        if outcome == "ok" and self._streamed and _ERROR.search(b"".join(self._chunks[-2:])):
+            outcome = "engine_error"  # under status 200, as it came late
         segment, labels = OTHER, dict[str, str]()
         with self._fail_open:
             segment, labels = self._tap.segments.of(self._head.headers, self._request, self._request_size())
@@ -214,9 +221,8 @@ class Recording:
     def _offer(self, segment: str, labels: dict[str, str]) -> None:
         metrics = self._tap.metrics
         e2e_s = self._ended - self._started
-        streamed = media_type(self._headers) == "text/event-stream"
         # A plain answer comes in one piece, when everything has been generated: its first bytes say nothing.
-        ttft_s = self._first - self._started if streamed and self._first is not None else None
+        ttft_s = self._first - self._started if self._streamed and self._first is not None else None
         metrics.end_to_end.labels(segment).observe(e2e_s)
         if ttft_s is not None:
             metrics.time_to_first_token.labels(segment).observe(ttft_s)
@@ -224,7 +230,9 @@ class Recording:
             metrics.drop(self._lost or "too_large")
             return
         response = b"".join(self._chunks)
-        tpot_s = openai.time_per_token(ttft_s, e2e_s, _tokens(response))
+        # Usage counts the tokens of all choices together.
+        tokens = None if _SEVERAL.search(self._request) else _tokens(response)
+        tpot_s = openai.time_per_token(ttft_s, e2e_s, tokens)
         if tpot_s is not None:
             metrics.time_per_output_token.labels(segment).observe(tpot_s)
         exchange = Exchange(
@@ -244,6 +252,15 @@ class Recording:
         weakref.finalize(exchange, self._tap.memory.give, self._held)
         self._held = 0
         self._tap.sampler.add(segment, exchange.id, exchange, self._tap.clock())
+
+    @property
+    def _streamed(self) -> bool:
+        return media_type(self._headers) == "text/event-stream"
+
+    def _asked_itself(self) -> bool:
+        """The client asks SGLang for ids by header: what is its own must not be stripped."""
+        asked = [value for name, value in self._head.headers if name.startswith(b"x-sglext-")]
+        return any(value not in (b"", b"0", b"false") for value in asked)
 
     def _request_size(self) -> int | None:
         if self._request_bytes is not None:

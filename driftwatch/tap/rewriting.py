@@ -16,6 +16,8 @@ class Rewriting:
         """The head waits for the number of bytes behind it."""
         self._original: list[bytes] = []
         """What came while the head waits."""
+        self._changed: list[bytes] = []
+        """What goes to the client in its place, all at once: only then is its length known."""
 
     def begin(self, *, close: bool) -> bytes:
         return b"" if self._held else self._head.forward(close=close)
@@ -26,22 +28,25 @@ class Rewriting:
             return self._frame(out)
         self._original.append(data)
         if failed:
-            out = b"".join(self._original)
-        return self._release(close) + self._frame(out) if out else b""
+            return self._release(close) + b"".join(self._original)
+        self._changed.append(out)
+        return b""
 
     def end(self, rest: bytes, *, close: bool, failed: bool) -> bytes:
         """Bytes for the client at the answer's end."""
         if self._held:
             if failed:
                 return self._release(close) + b"".join(self._original)
-            return self._head.forward(close=close, length=len(rest)) + rest
+            whole = b"".join([*self._changed, rest])
+            return self._head.forward(close=close, length=len(whole)) + whole
         if isinstance(self._framing, Chunked):
             return self._frame(rest) + b"0\r\n" + self._framing.trailers
         return rest
 
     def broken(self, rest: bytes, *, close: bool) -> bytes:
         """Bytes for the client where the answer breaks off: no end of it."""
-        return (self._release(close) if self._held else b"") + self._frame(rest)
+        head = self._release(close) + b"".join(self._changed) if self._held else b""
+        return head + self._frame(rest)
 
     def _release(self, close: bool) -> bytes:
         self._held = False

@@ -55,7 +55,8 @@ def inject(path: str, body: bytes, facts: Mapping[str, str] | None = None) -> In
     except (orjson.JSONDecodeError, Skip):
         return None
     options = request.get("stream_options") or {}
-    ids = request.get("return_token_ids") is not True
+    # vLLM takes 1 and "true" for yes as well.
+    ids = request.get("return_token_ids") in (None, False, 0, "0", "false")
     # With continuous_usage_stats the usage would turn up on every event: those clients keep what they asked for.
     usage = (
         request.get("stream") is True

@@ -173,6 +173,7 @@ async def bench(*, on: bool = True, vllm: bool = False, **sections: dict[str, An
                 "admin": "127.0.0.1:0",
                 "control_url": control.url,
                 "drain_s": 5,
+                "notice_s": 0,
                 **sections.pop("tap", {}),
             },
             segments=[{"label": "tenant", "header": "x-tenant"}],
@@ -476,7 +477,7 @@ async def test_fifty_streams_at_once_do_not_mix() -> None:
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [CHAT, "/other"])
+@pytest.mark.parametrize("path", [CHAT, "/upload"])
 @pytest.mark.parametrize("moment", ["before headers", "mid-stream"])
 async def test_the_engine_notices_within_a_second_that_a_client_left(path: str, moment: str) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -567,7 +568,30 @@ async def test_an_engine_that_hangs_up_is_a_502() -> None:
         assert (status, json.loads(body)["error"]["code"]) == (502, "engine_broke_off")
 
 
-@pytest.mark.parametrize("path", [CHAT, "/upload"])
+async def test_a_request_over_which_the_engine_dies_is_not_made_twice() -> None:
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                if not head.startswith(b"POST"):
+                    writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                    return
+                seen.append(await reader.readexactly(3))
+                if len(seen) > 1:
+                    await asyncio.sleep(0.8)
+                    return
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, bench(on=False, engine={"url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}) as b:
+        assert (await b.ask(b.url, "POST", CHAT, data=b"abc"))[2] == b"ok"
+        status, _, _ = await b.ask(b.url, "POST", CHAT, data=b"abc")
+        assert status == 502
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("path", [CHAT, "/other"])
 async def test_a_kept_connection_that_the_engine_closes_costs_no_request(path: str) -> None:
     """The engine closes each connection in the moment in which a second request comes on it."""
     connections = 0
@@ -654,6 +678,26 @@ async def test_a_plain_answer_is_stripped_and_its_length_is_right() -> None:
         expected["prompt_token_ids"] = expected["choices"][0]["token_ids"] = None
         assert (status, json.loads(body)) == (200, expected)
         assert (b"content-length", b"%d" % len(body)) in headers
+
+
+async def test_a_stripped_stream_that_came_with_a_length_has_the_right_one() -> None:
+    """As from a gateway that buffers: the next answer on this connection begins where this one says that it ends."""
+    path, request, pieces = recorded("plain")
+    async with bench(vllm=True) as b:
+        await b.until_probed()
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            b.engine.bodies.append(await request.read())
+            return web.Response(body=b"".join(pieces), headers={"content-type": "text/event-stream"})
+
+        b.engine.handler = handler
+        plain = asked(request, return_token_ids=None, stream_options=None)
+        for _ in range(2):
+            status, headers, body = await b.ask(b.url, "POST", path, data=plain)
+            assert status == 200
+            assert (b"content-length", b"%d" % len(body)) in headers
+            assert b'_ids":[' not in body
+            assert body.rstrip().endswith(b"data: [DONE]")
 
 
 async def test_a_client_that_asks_itself_gets_every_byte() -> None:

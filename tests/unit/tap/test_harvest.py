@@ -53,6 +53,16 @@ async def test_kept_exchanges_become_records_with_their_weight() -> None:
     assert bench.value("samples_total", segment="all", outcome="not_chosen") == 3
 
 
+async def test_each_window_counts_those_not_chosen() -> None:
+    bench = Bench()
+    for window in range(3):
+        for number in range(10):
+            bench.add(f"r{window}-{number}")
+        bench.sampler._close_open()
+    await bench.harvest.flush()
+    assert bench.value("samples_total", segment="all", outcome="not_chosen") == 24
+
+
 async def test_what_gives_no_record_is_counted_with_its_reason() -> None:
     bench = Bench()
     bench.add("r1", output="")

@@ -129,6 +129,20 @@ async def test_bodies_held_for_recording_are_bounded_over_all_exchanges() -> Non
     assert bench.memory.left == 3 * (len(BODY) + 100)
 
 
+async def test_an_error_under_status_200_is_the_engines() -> None:
+    bench = Bench()
+    await bench.exchange([b'data: {"id": 1}\n\n', b'data: {"error": {"message": "m"}}\n\n', b"data: [DONE]\n\n"])
+    assert bench.value("requests_total", segment="tenant=none", outcome="engine_error") == 1
+    assert bench.kept() == []
+
+
+async def test_a_comment_is_no_first_token() -> None:
+    bench = Bench()
+    await bench.exchange([b": keep-alive\n\n", b": keep-alive\n\n", b"data: 1\n\n"])
+    (kept,) = bench.kept()
+    assert kept.ttft_s == 3.0
+
+
 async def test_chunks_are_not_taken_for_tokens() -> None:
     bench = Bench()
     text = b'data: {"content": "\\"completion_tokens\\": 5"}\n\n'
