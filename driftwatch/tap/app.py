@@ -56,7 +56,6 @@ class Tap:
         self._settings = settings
         self._token = secret(control.token, control.token_file, "control.token_file")
         self._segments = Segments(settings.segments, max_segments=control.max_segments)
-        self._stopping = False
         self._stop = asyncio.Event()
         self._serving = False
         self.metrics = Metrics()
