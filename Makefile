@@ -12,13 +12,14 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(shell command -v $(PYTHON) || command -v python3) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[shadow,postgres,demo,dev]'
+	$(BIN)/pip install --quiet --no-deps specforge==0.2.0  # its readers of settings and rows need no GPU
 	touch $@
 
 demo: setup  ## the whole loop on this machine; options: make demo DEMO="--seed 3 --keep"
 	$(BIN)/driftwatch demo $(DEMO)
 
 test: setup services
-	$(BIN)/pytest $(TEST)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile $(TEST)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -29,5 +30,5 @@ lint: setup
 bench: setup
 	$(BIN)/pytest tests/benchmarks --override-ini testpaths=tests/benchmarks -s
 
-services:  # PostgreSQL and promtool, which the tests run for real
+services:  # what the tests start for real: PostgreSQL, Prometheus, Alertmanager, Chromium, kubectl
 	@.ci/services

@@ -10,11 +10,16 @@ at depth d concerns judged token i + d and is accepted with probability ``weight
 
 Where windows start is a renewal process: a window that accepts a proposals ends after a + 1 tokens. Given the served
 tokens its exact expectation is one linear recursion (with 0/1 weights: the very walk the engine made).
+
+A draft tree is judged depth by depth too: a window accepts the longest prefix of the served tokens that its tree
+contains. Its gamma is the number of its depths, drafted is gamma a window, and the depth where no child of the accepted
+node is the served token is the one rejected, also where that node has no child: the draft had that depth to fill.
+Engines count a tree's nodes as drafted (SGLang: its draft tokens less 1), so their rate is accepted / that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -22,7 +27,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 Rule = Literal["argmax", "rejection"]
-Encoding = Literal["bits", "f16"]
+Encoding = Literal["bits", "f16", "walk"]
+"""``walk``: bits that hold for one walk alone, see ``Weights.walked``."""
 
 DEFAULT_GAMMA = 8
 """The largest proposal length that is replayed unless another is asked for."""
@@ -36,10 +42,15 @@ class Weights:
     judged token i. A draft whose proposal for a token does not depend on where the window started (any causal language
     model) needs one column only, the token's own weight; the others are the column shifted.
     ``proposals`` [tokens], optional, is how many proposals a window starting there has (n-gram drafts run out).
+
+    ``walked``: they hold for one proposal length alone, the number of depths, and only at the starts that its walk from
+    the first judged token visits (draft trees: another length is another tree, and each start costs a roll-out). Rows
+    of other starts mean nothing; which ones those are follows from the rest. All weights are 0 or 1.
     """
 
     values: NDArray[np.float64]
     proposals: NDArray[np.int64] | None = None
+    walked: bool = False
 
     @property
     def tokens(self) -> int:
@@ -48,14 +59,16 @@ class Weights:
 
     @property
     def depth_free(self) -> bool:
-        return self.values.shape[1] == 1 and self.proposals is None
+        return self.values.shape[1] == 1 and self.proposals is None and not self.walked
 
     def by_start(self, gamma: int) -> NDArray[np.float64]:
         """Weights as [tokens, gamma]; a proposal behind the end of the output, or never made, is NaN.
 
-        Raises ValueError when more depths are asked for than were replayed.
+        Raises ValueError when more depths are asked for than were replayed, or others than the weights hold for.
         """
         tokens = self.tokens
+        if self.walked and gamma != self.values.shape[1]:
+            raise ValueError(f"gamma {gamma} asked for, but the weights hold for gamma {self.values.shape[1]} alone")
         if self.depth_free:
             padded = np.concatenate([self.values[:, 0], np.full(gamma, np.nan)])
             return cast("NDArray[np.float64]", sliding_window_view(padded, gamma)[:tokens])
@@ -66,32 +79,35 @@ class Weights:
         grid[np.arange(tokens)[:, None] + depth >= tokens] = np.nan
         if self.proposals is not None:
             grid[depth >= self.proposals[:, None]] = np.nan
+        if self.walked:
+            passed = np.ones(tokens, dtype=bool)
+            passed[[start for start, _ in _walk(grid)]] = False
+            grid[passed] = np.nan
         return grid
 
     def encode(self) -> tuple[Encoding, bytes]:
         """Pack for storage: one bit a weight where all are 0 or 1, a half float each otherwise."""
         if np.isin(self.values, (0.0, 1.0)).all():
-            return "bits", np.packbits(self.values.astype(bool)).tobytes()
+            return "walk" if self.walked else "bits", np.packbits(self.values.astype(bool)).tobytes()
         return "f16", self.values.astype("<f2").tobytes()
 
     @classmethod
-    def decode(
-        cls, encoding: Encoding, data: bytes, *, tokens: int, depths: int, proposals: bytes | None = None
-    ) -> Weights:
-        """Inverse of :meth:`encode`; ``proposals`` are int16 little-endian bytes."""
-        if encoding == "bits":
-            flat = np.unpackbits(np.frombuffer(data, np.uint8), count=tokens * depths).astype(np.float64)
-        else:
+    def decode(cls, encoding: str, data: bytes, *, tokens: int, depths: int, proposals: bytes | None = None) -> Weights:
+        """Inverse of :meth:`encode`; ``encoding`` is one that it gave, ``proposals`` are int16 little-endian bytes."""
+        if encoding == "f16":
             flat = np.frombuffer(data, "<f2").astype(np.float64)
+        else:
+            flat = np.unpackbits(np.frombuffer(data, np.uint8), count=tokens * depths).astype(np.float64)
         counts = None if proposals is None else np.frombuffer(proposals, "<i2").astype(np.int64)
-        return cls(flat.reshape(tokens, depths), counts)
+        return cls(flat.reshape(tokens, depths), counts, walked=encoding == "walk")
 
 
 @dataclass(frozen=True)
 class Tally:
     """Counts over one or more requests for every gamma from 1 to G; index g - 1 holds gamma g.
 
-    Counts add up; ratios are formed last, over summed counts.
+    Counts add up; ratios are formed last, over summed counts. A gamma without a step was not replayed (see
+    ``Weights.walked``): it has no figures.
     """
 
     requests: int
@@ -113,6 +129,11 @@ class Tally:
     @property
     def gammas(self) -> int:
         return len(self.steps)
+
+    @property
+    def replayed(self) -> list[int]:
+        """The proposal lengths that have counts."""
+        return [int(i) + 1 for i in np.flatnonzero(self.steps)]
 
     @property
     def accepted(self) -> NDArray[np.float64]:
@@ -160,12 +181,15 @@ def tidy(value: float) -> float | int:
 
 
 def tally(weights: Weights, gamma: int = DEFAULT_GAMMA) -> Tally:
-    """Walk one request for every proposal length from 1 to ``gamma``.
+    """Walk one request for every proposal length from 1 to ``gamma``, or the one that its weights hold for.
 
     With s[i] the probability that a window starts at judged token i, and P[i, d] the probability that its first d
     proposals were accepted, the window's next one starts at i + d + 1 with probability P[i, d] (1 - w[i, d]), or, all
     g proposals accepted, at i + g + 1 with probability P[i, g] (the bonus token). Cost O(tokens x gamma^2).
+    Raises ValueError if the weights do not reach so far.
     """
+    if weights.walked:
+        return _tally_walk(weights, gamma)
     tokens = weights.tokens
     grid = weights.by_start(gamma)
     made = ~np.isnan(grid)
@@ -201,6 +225,34 @@ def tally(weights: Weights, gamma: int = DEFAULT_GAMMA) -> Tally:
     )
 
 
+def _tally_walk(weights: Weights, gamma: int) -> Tally:
+    """The counts of the one walk that the weights hold for: none where its gamma is larger than those asked for."""
+    depths = weights.values.shape[1]
+    if gamma < depths:
+        return replace(Tally.zero(gamma), requests=1, tokens=weights.tokens)
+    starts, accepted = np.array(_walk(weights.by_start(depths)), dtype=np.int64).reshape(-1, 2).T
+    proposed = np.full(len(starts), depths) if weights.proposals is None else weights.proposals[starts]
+    found, i = Tally.zero(gamma), depths - 1
+    found.steps[i] = len(starts)
+    found.windows[i] = (proposed > 0).sum()
+    found.drafted[i] = proposed.sum()
+    found.accepted_at[i, :depths] = (accepted[:, None] > np.arange(depths)).sum(axis=0)
+    found.rejected[i] = ((accepted < proposed) & (starts + accepted < weights.tokens)).sum()
+    return replace(found, requests=1, tokens=weights.tokens)
+
+
+def _walk(grid: NDArray[np.float64]) -> list[tuple[int, int]]:
+    """The steps, in order, as their start and what they accept: by weights [tokens, gamma] that are 0 or 1 where the
+    walk comes, and NaN where no proposal was made."""
+    tokens = len(grid)
+    hits = np.concatenate([grid == 1.0, np.zeros((tokens, 1), bool)], axis=1).argmin(axis=1)
+    steps, start = [], 0
+    while start < tokens:
+        steps.append((start, int(hits[start])))
+        start += int(hits[start]) + 1
+    return steps
+
+
 def accepted_per_window(weights: Weights, gamma: int) -> list[int]:
     """The walk of an engine at one gamma under the argmax rule: accepted proposals of each window in order.
 
@@ -210,11 +262,5 @@ def accepted_per_window(weights: Weights, gamma: int) -> list[int]:
     grid = weights.by_start(gamma)
     if not np.isin(grid[~np.isnan(grid)], (0.0, 1.0)).all():
         raise ValueError("windows have whole counts under the argmax rule only")
-    hits = np.concatenate([grid == 1.0, np.zeros((weights.tokens, 1), bool)], axis=1).argmin(axis=1)
-    counts: list[int] = []
-    i = 0
-    while i < weights.tokens:
-        if weights.proposals is None or weights.proposals[i] > 0:
-            counts.append(int(hits[i]))
-        i += int(hits[i]) + 1
-    return counts
+    proposed = weights.proposals
+    return [accepted for start, accepted in _walk(grid) if proposed is None or proposed[start] > 0]

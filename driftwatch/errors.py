@@ -25,3 +25,7 @@ class ModelError(DriftwatchError):
 
 class ProfileError(DriftwatchError):
     """A cost profile cannot be read, or cannot say what it is asked for."""
+
+
+class SketchError(DriftwatchError):
+    """A sketch or its training data cannot be read or used, or belongs to another draft."""

@@ -49,6 +49,8 @@ class EngineFigures(BaseModel):
     accepted_histogram: list[Count] | None = None
     accepted_per_window: list[Count] | None = None
     drafted_per_window: list[Count] | None = None
+    running: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = None
+    """Requests that it was decoding at about that time."""
 
 
 class Record(BaseModel):
@@ -76,6 +78,8 @@ class Record(BaseModel):
     timing: Timing | None = None
     engine: EngineFigures | None = None
     purpose: Purpose = "estimate"
+    no_train: bool | None = None
+    """True: the request must not become training data."""
     deployment: dict[FactName, Name] = Field({}, max_length=32)
     """Facts known of what served the request: target, draft, engine, version, quantisation ..."""
 

@@ -124,6 +124,40 @@ def decode(
     return emitted, windows, accepted_at
 
 
+@given(st.integers(0, 10_000), st.integers(1, 60), gammas, st.booleans())
+def test_weights_of_one_walk_are_that_walk_and_nothing_else(seed: int, tokens: int, gamma: int, runs_out: bool) -> None:
+    """Counts of their one gamma as if every start were known, none of another, whatever the other rows hold."""
+    rng = np.random.default_rng(seed)
+    values = (rng.random((tokens, gamma)) < 0.6).astype(float)
+    proposals = rng.integers(0, gamma + 1, tokens) if runs_out else None
+    known = Weights(values, proposals)
+    one = Weights(values.copy(), proposals, walked=True)
+    visited = ~np.isnan(one.by_start(gamma)[:, 0])
+    if proposals is None:
+        assert visited.sum() == len(accepted_per_window(known, gamma))
+        one.values[~visited] = 1 - one.values[~visited]
+    encoding, data = one.encode()
+    assert encoding == "walk"
+    stored = None if proposals is None else proposals.astype("<i2").tobytes()
+    for walked in (one, Weights.decode(encoding, data, tokens=tokens, depths=gamma, proposals=stored)):
+        assert walked.walked
+        found, expected = tally(walked, gamma + 2), tally(known, gamma)
+        assert found.replayed == [gamma]
+        assert found.figures(gamma) == expected.figures(gamma)
+        assert (found.requests, found.tokens) == (1, tokens)
+        assert accepted_per_window(walked, gamma) == accepted_per_window(known, gamma)
+
+
+def test_weights_of_one_walk_give_no_other_gamma() -> None:
+    weights = Weights(np.ones((4, 3)), walked=True)
+    with pytest.raises(ValueError, match="hold for gamma 3 alone"):
+        weights.by_start(2)
+    assert tally(weights, 2).replayed == []
+    assert tally(weights, 2).figures(2)["acceptance_length"] is None
+    visited = Weights(np.ones((4, 1)), walked=True).by_start(1)[:, 0]
+    np.testing.assert_array_equal(visited, [1.0, np.nan, 1.0, np.nan])
+
+
 @given(bits, gammas)
 def test_encoding_keeps_whole_weights_to_the_bit(hits: list[bool], gamma: int) -> None:
     weights = Weights(np.array(hits, float)[:, None])

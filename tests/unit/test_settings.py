@@ -115,6 +115,26 @@ def test_masked_settings_hold_no_secret(tmp_path: Path) -> None:
     assert "port=1" in masked
 
 
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://[::1]:8000/v1", "http://[::1]:8000/v1"),
+        ("http://user@engine:8000", "http://user@engine:8000"),
+        ("http://user:p%40ss@engine:8000/a@b", "http://user:***@engine:8000/a@b"),
+        ("http://engine/?token=a/b@c&x=1", "http://engine/?token=***&x=1"),
+        ("http://user:p@ss@engine:8000", "http://user:***@engine:8000"),
+    ],
+)
+def test_only_the_password_of_a_url_is_masked(url: str, masked: str) -> None:
+    assert Settings(engine={"url": url}).masked()["engine"]["url"] == masked
+
+
+def test_a_password_with_a_slash_in_the_stores_url_is_masked() -> None:
+    settings = Settings(store={"url": "postgresql+psycopg://dw:hun/ter2@db:5432/x"})
+    assert settings.masked()["store"]["url"] == "postgresql+psycopg://dw:***@db:5432/x"
+
+
 def test_a_list_in_the_environment_that_is_not_json_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRIFTWATCH_MODELS", "a,b")
     with pytest.raises(SettingsError, match="lists are written as JSON"):
