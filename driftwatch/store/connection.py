@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,7 +18,15 @@ from driftwatch.errors import RecordError, StoreError
 from driftwatch.store.schema import Base
 
 BUSY_SECONDS = 10
-"""How long a SQLite writer waits for another before it gives up."""
+"""How long anybody waits for a lock, a connection or the server before giving up."""
+
+CONNECTIONS = 20
+"""Of one process at most: those of all controls and shadows must fit into PostgreSQL's ``max_connections``."""
+
+DEAD_AFTER = "SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 2"
+"""A machine that is gone holds its locks until the server notices: in 9 seconds, and not in two hours."""
+SERVER_DEAD_AFTER = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 2, "tcp_user_timeout": 9000}
+"""The same the other way round."""
 
 
 class Store:
@@ -37,6 +46,13 @@ class Store:
             extra = "pip install 'driftwatch-sidecar[postgres]'"
             raise StoreError(f"store.url: {self.url.drivername} is not installed: {extra}; {wanted}") from None
         self._writer = self.engine.execution_options(immediate=True)
+        self._checks: tuple[Callable[[Session], None], ...] = ()
+
+    def checked(self, check: Callable[[Session], None]) -> Store:
+        """The same database; every write begins with a check, which raises to refuse it."""
+        other = copy(self)
+        other._checks = (*self._checks, check)
+        return other
 
     @property
     def name(self) -> str:
@@ -56,6 +72,8 @@ class Store:
         Raises StoreError if the database cannot be reached or written, RecordError for a value that it cannot hold.
         """
         with self._session(self._writer) as session:
+            for check in self._checks:
+                check(session)
             yield session
             session.commit()
 
@@ -84,8 +102,26 @@ def _reason(error: SQLAlchemyError) -> str:
 
 
 def _engine(url: sa.URL) -> sa.Engine:
-    if url.get_backend_name() != "sqlite":
-        return sa.create_engine(url, pool_pre_ping=True)
+    if url.get_backend_name() == "sqlite":
+        return _sqlite(url)
+    engine = sa.create_engine(
+        url,
+        pool_pre_ping=True,
+        pool_size=CONNECTIONS // 2,
+        max_overflow=CONNECTIONS // 2,
+        pool_timeout=BUSY_SECONDS,
+        connect_args={"connect_timeout": BUSY_SECONDS, **SERVER_DEAD_AFTER},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        connection.execute(f"SET lock_timeout = '{BUSY_SECONDS}s'; {DEAD_AFTER}")
+        connection.commit()
+
+    return engine
+
+
+def _sqlite(url: sa.URL) -> sa.Engine:
     engine = sa.create_engine(url, connect_args={"timeout": BUSY_SECONDS})
 
     @event.listens_for(engine, "connect")
@@ -121,7 +157,12 @@ def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any
 
 def increment(session: Session, table: type[Base], keys: dict[str, Any], column: str, by: int) -> None:
     """Add to a counter row, creating it at need."""
+    accumulate(session, table, keys, {column: by})
+
+
+def accumulate(session: Session, table: type[Base], keys: dict[str, Any], added: dict[str, float]) -> None:
+    """Add to several columns of a row, creating it at need."""
     dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(table).values(**keys, **{column: by})
-    target = getattr(table, column)
-    session.execute(statement.on_conflict_do_update(index_elements=list(keys), set_={column: target + by}))
+    statement = dialect.insert(table).values(**keys, **added)
+    sums = {name: getattr(table, name) + by for name, by in added.items()}
+    session.execute(statement.on_conflict_do_update(index_elements=list(keys), set_=sums))

@@ -25,6 +25,9 @@ class Reported:
     session: str | None
     weight: float
     engine: dict[str, Any]
+    timing: dict[str, Any] | None = None
+    total_tokens: int = 0
+    """Prompt and output together; guessed where only their text is known."""
 
 
 def unfolded(session: Session, limit: int) -> list[Reported]:
@@ -51,6 +54,8 @@ def _reported(sample: Sample, model: str) -> Reported:
         session=sample.session,
         weight=sample.weight,
         engine=sample.engine or {},
+        timing=sample.timing,
+        total_tokens=sample.tokens,
     )
 
 

@@ -49,11 +49,19 @@ def _run(store: Store, action: Any, revision: str) -> None:
     try:
         engine = store.engine.execution_options(immediate=True)
         with engine.connect() as connection, _rebuildable(connection), connection.begin():
+            _alone(connection)
             _refuse_newer(connection)
             action(_config(connection), revision)
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error
         raise StoreError(f"store {store.name}: {str(cause).strip().splitlines()[0]}") from error
+
+
+def _alone(connection: sa.Connection) -> None:
+    """Several processes may start at once: one migrates, the others wait for it, however long it takes."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text("SET LOCAL lock_timeout = 0"))
+        connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtextextended('driftwatch:migrate', 0))"))
 
 
 @contextmanager

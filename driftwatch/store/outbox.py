@@ -40,3 +40,12 @@ def counts(session: Session) -> dict[str, int]:
     """Number of deliveries in each state."""
     rows = session.execute(select(Delivery.state, func.count()).group_by(Delivery.state))
     return {row[0]: row[1] for row in rows}
+
+
+def redrive(session: Session, event_id: str, endpoint: str | None, now: float) -> list[Delivery]:
+    """Make the dead deliveries of an event pending once more, to all endpoints or one; those it was."""
+    query = select(Delivery).where(Delivery.event_id == event_id, Delivery.state == "dead").with_for_update()
+    dead = list(session.scalars(query if endpoint is None else query.where(Delivery.endpoint == endpoint)))
+    for delivery in dead:
+        delivery.state, delivery.attempts, delivery.due_at, delivery.error = "pending", 0, now, None
+    return dead

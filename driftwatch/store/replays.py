@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Select, select, update
+from sqlalchemy import ColumnElement, Select, select, update
 from sqlalchemy.orm import Session
 
 from driftwatch.acceptance import Weights
@@ -28,6 +29,14 @@ class Judged:
     session: str | None
     weight: float
     weights: Weights
+    rule: str = "argmax"
+    figures: dict[str, Any] | None = None
+    """What the shadow knows of the request beyond the weights."""
+    engine: dict[str, Any] | None = None
+    """What the engine said of the same request."""
+    timing: dict[str, Any] | None = None
+    total_tokens: int = 0
+    """Prompt and output together."""
 
 
 def unfolded(session: Session, limit: int) -> list[Judged]:
@@ -43,6 +52,12 @@ def unfolded(session: Session, limit: int) -> list[Judged]:
 def all_judged(session: Session) -> list[Judged]:
     """Every replay that is kept, in order: for small stores."""
     rows = session.execute(_joined().order_by(Replay.sample_id, Replay.id))
+    return [_judged(row.Replay, row.Sample, row.model) for row in rows]
+
+
+def newest(session: Session, *where: ColumnElement[bool], limit: int) -> list[Judged]:
+    """The newest replays for which all of this holds, of Replay, Sample and Deployment; newest first."""
+    rows = session.execute(_joined().where(*where).order_by(Replay.id.desc()).limit(limit))
     return [_judged(row.Replay, row.Sample, row.model) for row in rows]
 
 
@@ -64,11 +79,16 @@ def _judged(replay: Replay, sample: Sample, model: str) -> Judged:
         split=replay.split,
         draft=replay.draft,
         fingerprint=replay.fingerprint,
+        rule=replay.rule,
+        figures=replay.figures,
+        engine=sample.engine if sample.purpose == "estimate" else None,
+        timing=sample.timing,
+        total_tokens=sample.tokens,
         served_at=sample.served_at,
         session=sample.session,
         weight=sample.weight,
         weights=Weights.decode(
-            "bits" if replay.encoding == "bits" else "f16",
+            replay.encoding,
             replay.weights,
             tokens=replay.tokens,
             depths=replay.depths,

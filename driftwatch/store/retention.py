@@ -1,18 +1,29 @@
-"""Retention: what is deleted when. Roll-ups and events outlive the samples they came from."""
+"""Retention: what is deleted when. Roll-ups and events outlive the samples they came from.
+
+Deleted in batches, each in a transaction of its own, during half of the time at most: who writes meanwhile waits for
+one batch. Each goes on where the last one ended, so that none walks over what an earlier one left behind, dead or kept.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import and_, delete, select, text, update
+from sqlalchemy import and_, delete, literal_column, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from driftwatch.store import latencies
 from driftwatch.store.connection import Store
-from driftwatch.store.schema import LIVE_WAITING, Payload, Replay, Sample, Work
+from driftwatch.store.schema import LIVE_WAITING, BudgetDay, Payload, Replay, Sample, Segment, Turn, Work
 
 DAY = 86_400.0
 BATCH = 2000
 """Rows of one transaction: short locks, at any size of the table."""
+
+Position = tuple[float, int]
+"""Arrival and id of a sample."""
+FIRST: Position = (0.0, 0)
 
 
 @dataclass(frozen=True)
@@ -23,35 +34,74 @@ class Pruned:
 
 def prune(store: Store, *, now: float, payload_days: float, replay_days: float) -> Pruned:
     """Delete payloads and samples that are past their days, in batches. What is not yet folded is kept."""
-    payloads = samples = 0
-    while deleted := _prune_payloads(store, now - payload_days * DAY):
-        payloads += deleted
-    while deleted := _prune_samples(store, now - replay_days * DAY):
-        samples += deleted
+    with store.read() as session:
+        newest = _newest(session, now - payload_days * DAY)
+    payloads = _in_batches(store, lambda session, after: _payloads(session, after, newest))
+    samples = _in_batches(store, lambda session, after: _samples(session, after, now - replay_days * DAY))
+    _free_segments(store, now - replay_days * DAY)
+    with store.write() as session:
+        latencies.prune(session, now)
+        session.execute(delete(BudgetDay).where(BudgetDay.day < int(now // DAY) - 1))
     return Pruned(payloads, samples)
 
 
-def _prune_payloads(store: Store, before: float) -> int:
+def _free_segments(store: Store, before: float) -> None:
+    """Let go of segments without a sample left, so that others find room under the cap; what they told is kept.
+
+    Looked for in a transaction of its own, since that walks over all samples once; a sample that comes meanwhile takes
+    its segment's place anew with the next one.
+    """
+    idle = select(Segment.id).where(Segment.first_seen < before, Segment.id.not_in(select(Sample.segment)))
+    with store.read() as session:
+        found = session.scalars(idle).all()
     with store.write() as session:
-        old = select(Payload.sample_id).join(Sample, Sample.id == Payload.sample_id).where(Sample.arrived_at < before)
-        ids = list(session.scalars(old.limit(BATCH)))
-        session.execute(delete(Payload).where(Payload.sample_id.in_(ids)))
-        # Unknown fields may hold anything, text too.
-        session.execute(update(Sample).where(Sample.id.in_(ids), Sample.extra.is_not(None)).values(extra=None))
-    return len(ids)
+        session.execute(delete(Segment).where(Segment.id.in_(found)))
+        session.execute(delete(Turn).where(Turn.segment.in_(found)))
 
 
-def _prune_samples(store: Store, before: float) -> int:
-    with store.write() as session:
-        unfolded = select(Replay.id).where(Replay.sample_id == Sample.id, Replay.folded_at.is_(None)).exists()
-        old = and_(Sample.arrived_at < before, ~unfolded, text(f"NOT ({LIVE_WAITING})"))
-        ids = list(session.scalars(select(Sample.id).where(old).limit(BATCH)))
-        _delete(session, ids)
-    return len(ids)
+def _newest(session: Session, before: float) -> Position:
+    """The last sample to arrive before then."""
+    old = select(Sample.arrived_at, Sample.id).where(Sample.arrived_at < before)
+    row = session.execute(old.order_by(Sample.arrived_at.desc(), Sample.id.desc()).limit(1)).first()
+    return FIRST if row is None else (row.arrived_at, row.id)
 
 
-def _delete(session: Session, ids: list[int]) -> None:
+def _in_batches(store: Store, delete_one: Callable[[Session, Position], tuple[int, Position | None]]) -> int:
+    """Delete until no position is given from which to go on; the number deleted."""
+    total = 0
+    after: Position | None = FIRST
+    while after is not None:
+        begin = time.monotonic()
+        with store.write() as session:
+            deleted, after = delete_one(session, after)
+        total += deleted
+        if after is not None:
+            time.sleep(time.monotonic() - begin)
+    return total
+
+
+def _payloads(session: Session, after: Position, newest: Position) -> tuple[int, Position | None]:
+    """In order of ids, which is nearly that of arrival: by time, they would be looked for among all the samples whose
+    payload has gone already."""
+    walk = select(Payload.sample_id, Sample.arrived_at).join(Sample, Sample.id == Payload.sample_id)
+    bounds = and_(Payload.sample_id > after[1], Payload.sample_id <= newest[1])
+    rows = session.execute(walk.where(bounds).order_by(Payload.sample_id).limit(BATCH)).all()
+    ids = [row.sample_id for row in rows if row.arrived_at <= newest[0]]
+    session.execute(delete(Payload).where(Payload.sample_id.in_(ids)))
+    # Unknown fields may hold anything, text too.
+    session.execute(update(Sample).where(Sample.id.in_(ids), Sample.extra.is_not(None)).values(extra=None))
+    return len(ids), (rows[-1].arrived_at, rows[-1].sample_id) if len(rows) == BATCH else None
+
+
+def _samples(session: Session, after: Position, before: float) -> tuple[int, Position | None]:
+    unfolded = select(Replay.id).where(Replay.sample_id == Sample.id, Replay.folded_at.is_(None)).exists()
+    over = and_(~unfolded, literal_column(f"NOT ({LIVE_WAITING})")).label("over")
+    old = and_(Sample.arrived_at < before, tuple_(Sample.arrived_at, Sample.id) > after)
+    walk = select(Sample.id, Sample.arrived_at, over).where(old).order_by(Sample.arrived_at, Sample.id)
+    rows = session.execute(walk.limit(BATCH)).all()
+    ids = [row.id for row in rows if row.over]
     # Named, not left to ON DELETE CASCADE: three statements are cheaper than a look-up for each row.
     for table in (Payload, Replay, Work):
         session.execute(delete(table).where(table.sample_id.in_(ids)))
     session.execute(delete(Sample).where(Sample.id.in_(ids)))
+    return len(ids), (rows[-1].arrived_at, rows[-1].id) if len(rows) == BATCH else None

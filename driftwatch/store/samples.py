@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,11 @@ from sqlalchemy import Select, func, select, text
 from sqlalchemy.orm import Session
 
 from driftwatch.records import Record, segment_id
+from driftwatch.store import latencies, turns
 from driftwatch.store.connection import increment, insert_new
 from driftwatch.store.deployments import Change, facts_of, find_or_create
-from driftwatch.store.schema import OPEN_WORK, Outcome, Payload, Sample, Segment, Work
+from driftwatch.store.latencies import Figure
+from driftwatch.store.schema import OPEN_WORK, BudgetDay, Outcome, Payload, Sample, Segment, Work
 
 OTHER = "other"
 DAY = 86_400.0
@@ -54,21 +56,27 @@ def add(
     now: float,
     max_segments: int,
     tokens_per_day: int | None = None,
+    limits: Mapping[Figure, float] | None = None,
 ) -> Stored:
     """Store records with the names of the drafts to judge on each; one already stored, by id, is a duplicate.
 
     All happens in the caller's transaction: once it commits, nothing of it is lost or judged twice. Samples over the
-    day's budget of tokens are stored and counted, but bring no work.
+    day's budget of tokens are stored and counted, but bring no work. ``limits``: what users may wait, in seconds, over
+    which requests are counted.
     """
     known = set(session.scalars(select(Segment.id)))
-    left = math.inf if tokens_per_day is None else tokens_per_day - _spent(session, now)
-    stored = 0
+    left = math.inf if tokens_per_day is None else tokens_per_day - spent(session, now)
+    new: list[_New] = []
     changes: list[Change] = []
     for i in range(0, len(batch), CHUNK):
-        chunk = _new(session, batch[i : i + CHUNK], known, now, max_segments, changes)
-        left = _add_work(session, chunk, now, left)
-        stored += len(chunk)
-    return Stored(stored, len(batch) - stored, tuple(changes))
+        new += _new(session, batch[i : i + CHUNK], known, now, max_segments, changes, limits or {})
+    # Rows that all intakes share come last, in one order: then none waits long for another, or each for the other.
+    over = _add_work(session, new, now, left)
+    for segment, count in sorted(Counter(sample.segment for sample in new).items()):
+        count_outcome(session, segment, "stored", by=count)
+    for segment, count in sorted(over.items()):
+        count_outcome(session, segment, "skipped", "over_budget", by=count)
+    return Stored(len(new), len(batch) - len(new), tuple(changes))
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,7 @@ def _new(
     now: float,
     max_segments: int,
     changes: list[Change],
+    limits: Mapping[Figure, float],
 ) -> list[_New]:
     """Insert samples and payloads; those that are new. Changed deployments are added to ``changes``."""
     first: dict[str, tuple[Record, Sequence[str]]] = {}
@@ -105,8 +114,7 @@ def _new(
     inserted = insert_new(session, Sample, list(rows.values()), "request_id")
     ids = {row.request_id: row.id for row in session.execute(_ids(inserted))}
     insert_new(session, Payload, [_payload(ids[key], first[key][0]) for key in ids], "sample_id")
-    for segment, count in sorted(Counter(rows[key]["segment"] for key in ids).items()):
-        count_outcome(session, segment, "stored", by=count)
+    latencies.count(session, [rows[key] for key in ids if rows[key]["purpose"] == "estimate"], limits, now)
     return [
         _New(ids[key], rows[key]["segment"], rows[key]["tokens"], first[key][1] if _estimates(first[key][0]) else ())
         for key in ids
@@ -118,25 +126,35 @@ def _estimates(record: Record) -> bool:
     return record.purpose == "estimate"
 
 
-def _add_work(session: Session, new: Sequence[_New], now: float, left: float) -> float:
-    """One piece of work a draft, while the budget lasts; what is left of it."""
-    work = []
+def _add_work(session: Session, new: Sequence[_New], now: float, left: float) -> Counter[str]:
+    """One piece of work a draft, while the budget lasts; the number of samples over it, by segment."""
+    work: list[dict[str, Any]] = []
+    costs: list[tuple[str, int]] = []
+    over: Counter[str] = Counter()
     for sample in new:
         cost = sample.tokens * len(sample.drafts)
         if cost > left:
-            count_outcome(session, sample.segment, "skipped", "over_budget")
+            over[sample.segment] += 1
             continue
         left -= cost
         pending = {"sample_id": sample.id, "state": "pending", "attempts": 0, "queued_at": now}
         work += [pending | {"draft": draft} for draft in sample.drafts]
-    insert_new(session, Work, work, "id")
-    return left
+        costs += [(sample.segment, sample.tokens)] * len(sample.drafts)
+    if work:
+        starts = turns.take(session, costs)
+        insert_new(session, Work, [row | {"turn": turn} for row, turn in zip(work, starts, strict=True)], "id")
+        spend(session, sum(cost for _, cost in costs), now)
+    return over
 
 
-def _spent(session: Session, now: float) -> int:
+def spend(session: Session, tokens: int, now: float) -> None:
+    """Count tokens given out for replay against the day's budget."""
+    increment(session, BudgetDay, {"day": int(now // DAY)}, "tokens", tokens)
+
+
+def spent(session: Session, now: float) -> int:
     """Tokens that were given out for replay since midnight UTC, once for each draft."""
-    today = select(func.sum(Sample.tokens)).join(Work, Work.sample_id == Sample.id)
-    return session.scalar(today.where(Sample.arrived_at >= now - now % DAY)) or 0
+    return session.scalar(select(BudgetDay.tokens).where(BudgetDay.day == int(now // DAY))) or 0
 
 
 def _ids(request_ids: Sequence[str]) -> Select[str, int]:
@@ -200,7 +218,7 @@ def _tokens(record: Record) -> int:
 
 
 def _extra(record: Record) -> dict[str, Any]:
-    known = {"adapter": record.adapter, "cached_tokens": record.cached_tokens}
+    known = {"adapter": record.adapter, "cached_tokens": record.cached_tokens, "no_train": record.no_train}
     return {key: value for key, value in known.items() if value is not None} | (record.model_extra or {})
 
 

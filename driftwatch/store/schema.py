@@ -133,17 +133,36 @@ class Work(Base):
     attempts: Mapped[int] = mapped_column(default=0)
     reason: Mapped[str | None]
     queued_at: Mapped[float]
+    turn: Mapped[int] = mapped_column(BigInteger)
+    """Its place among fresh work, see ``store.turns``."""
 
     __table_args__ = (
         UniqueConstraint("sample_id", "draft"),
         Index(
             "ix_work_open",
             "attempts",
+            "turn",
             "id",
             postgresql_where=text_("state IN ('pending', 'leased')"),
             sqlite_where=text_("state IN ('pending', 'leased')"),
         ),
     )
+
+
+class Turn(Base):
+    """How far a segment's work reaches in the queue: the turn of its next one, unless the queue is past that."""
+
+    __tablename__ = "turns"
+    segment: Mapped[str] = mapped_column(primary_key=True)
+    until: Mapped[int] = mapped_column(BigInteger)
+
+
+class BudgetDay(Base):
+    """Tokens given out for replay on one day (UTC) since the epoch, once for each draft."""
+
+    __tablename__ = "budget_days"
+    day: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tokens: Mapped[int] = mapped_column(BigInteger)
 
 
 class Replay(Base):
@@ -161,11 +180,14 @@ class Replay(Base):
     encoding: Mapped[str] = mapped_column(String(8))
     weights: Mapped[bytes] = mapped_column(LargeBinary)
     proposals: Mapped[bytes | None] = mapped_column(LargeBinary)
+    figures: Mapped[dict[str, Any] | None]
+    """What the shadow knows of the request beyond the draft's weights."""
     replayed_at: Mapped[float]
     folded_at: Mapped[float | None]
 
     __table_args__ = (
         UniqueConstraint("sample_id", "draft"),
+        Index("ix_replays_draft", "draft", "id"),
         Index(
             "ix_replays_unfolded",
             "id",
@@ -201,6 +223,40 @@ class Cell(Base):
     __table_args__ = (UniqueConstraint("deployment_id", "draft", "segment", "split", "channel", "fingerprint"),)
 
 
+class Monitor(Base):
+    """State of one test beside the hit rate's, for one draft on one segment of one deployment, over all splits."""
+
+    __tablename__ = "monitors"
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    deployment_id: Mapped[int] = mapped_column(Id, ForeignKey("deployments.id"))
+    draft: Mapped[str]
+    fingerprint: Mapped[str] = mapped_column(String(64), default="")
+    segment: Mapped[str]
+    kind: Mapped[str] = mapped_column(String(32))
+    channel: Mapped[str] = mapped_column(String(8))
+    """Whose requests it is fed with, as in cells."""
+    state: Mapped[dict[str, Any]]
+    updated_at: Mapped[float]
+
+    __table_args__ = (UniqueConstraint("deployment_id", "draft", "fingerprint", "segment", "kind"),)
+
+
+class Canary(Base):
+    """What one deployment first answered to the canary prompts, and how its later answers differed."""
+
+    __tablename__ = "canaries"
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    deployment_id: Mapped[int] = mapped_column(Id, ForeignKey("deployments.id"))
+    prompts: Mapped[str] = mapped_column(String(64))
+    """Hash of the prompts and of how they are asked: other prompts have a reference of their own."""
+    reference: Mapped[dict[str, Any]]
+    reference_at: Mapped[float]
+    state: Mapped[dict[str, Any]]
+    updated_at: Mapped[float]
+
+    __table_args__ = (UniqueConstraint("deployment_id", "prompts"),)
+
+
 class CellHour(Base):
     """One hour of a cell. Outlives pruned samples, so that counters stay monotonic."""
 
@@ -213,6 +269,26 @@ class CellHour(Base):
     sums: Mapped[dict[str, Any]]
 
     __table_args__ = (Index("ix_cell_hours_hour", "hour"),)
+
+
+class Latency(Base):
+    """How many requests of a segment were over a limit of the service level, in one span of time."""
+
+    __tablename__ = "latencies"
+    figure: Mapped[str] = mapped_column(String(8), primary_key=True)
+    """ttft or tpot"""
+    segment: Mapped[str] = mapped_column(primary_key=True)
+    limit_s: Mapped[float] = mapped_column(primary_key=True)
+    span_s: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """A minute or an hour."""
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """Whole spans since the epoch."""
+    weight: Mapped[float]
+    """Requests that the samples stand for."""
+    squares: Mapped[float]
+    """Sum of the samples' squared weights."""
+    over: Mapped[float]
+    """Of ``weight``, over the limit."""
 
 
 class Outcome(Base):
@@ -276,18 +352,95 @@ class Delivery(Base):
 
 
 class Retrain(Base):
-    """A request to retrain the draft for a cell, and the training data exported for it."""
+    """What was decided on an event: to ask for training, and then how far that has come, or not to ask, and why."""
 
     __tablename__ = "retrains"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     event_id: Mapped[str] = mapped_column(String(64), ForeignKey("events.id"), unique=True)
-    cell_id: Mapped[int] = mapped_column(Id, ForeignKey("cells.id"), index=True)
+    cell_id: Mapped[int | None] = mapped_column(Id, ForeignKey("cells.id"), index=True)
+    model: Mapped[str] = mapped_column(default="")
+    draft: Mapped[str] = mapped_column(default="")
     state: Mapped[str] = mapped_column(String(16))
-    """proposed, then requested; suppressed where a cooldown runs"""
+    """See ``retrain.states``."""
     reason: Mapped[str | None]
+    """Why it is in this state, in one line."""
+    decision: Mapped[dict[str, Any] | None]
+    """Everything the policy looked at, and what it said to each."""
+    trained_on: Mapped[bytes | None] = mapped_column(LargeBinary)
+    """Ids of the samples in its training data, int64 little-endian: a candidate is never judged on those."""
+    token_sha256: Mapped[str | None] = mapped_column(String(64))
+    """Hash of the token by which the pipeline reports back on this one."""
     created_at: Mapped[float]
     updated_at: Mapped[float]
     data: Mapped[dict[str, Any] | None]
+
+    __table_args__ = (Index("ix_retrains_draft", "model", "draft", "state"),)
+
+
+class RetrainStep(Base):
+    """One transition of a retrain."""
+
+    __tablename__ = "retrain_steps"
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    retrain_id: Mapped[str] = mapped_column(String(64), ForeignKey("retrains.id", ondelete="CASCADE"), index=True)
+    before: Mapped[str | None] = mapped_column(String(16))
+    after: Mapped[str] = mapped_column(String(16))
+    at: Mapped[float]
+    reason: Mapped[str | None]
+
+
+class Candidate(Base):
+    """A retrained draft, judged beside the incumbent on the same samples."""
+
+    __tablename__ = "candidates"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """Also the name of the draft in ``work`` and ``replays``."""
+    retrain_id: Mapped[str] = mapped_column(String(64), ForeignKey("retrains.id"), index=True)
+    model: Mapped[str]
+    incumbent: Mapped[str]
+    path: Mapped[str]
+    fingerprint: Mapped[str | None] = mapped_column(String(64))
+    """Hash of its weights, once the shadow has read them."""
+    incumbent_fingerprint: Mapped[str | None] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16))
+    """history, live, promoted, rejected or failed"""
+    reason: Mapped[str | None]
+    history_until: Mapped[int] = mapped_column(Id)
+    """The last sample of the fixed history; later ones are live."""
+    queued_until: Mapped[int] = mapped_column(Id)
+    """The last sample that there is work for."""
+    queued_live: Mapped[int]
+    """Live samples that there is, or was, work for."""
+    verdict: Mapped[dict[str, Any] | None]
+    details: Mapped[dict[str, Any]]
+    """What the pipeline said of it."""
+    created_at: Mapped[float]
+    updated_at: Mapped[float]
+
+
+class Pair(Base):
+    """One sample on which candidate and incumbent were both judged: the counts at the model's gamma."""
+
+    __tablename__ = "pairs"
+    candidate_id: Mapped[str] = mapped_column(
+        String(64), ForeignKey("candidates.id", ondelete="CASCADE"), primary_key=True
+    )
+    sample_id: Mapped[int] = mapped_column(Id, primary_key=True)
+    """Without a key into ``samples``: pairs outlive what retention deletes."""
+    taken: Mapped[int]
+    """Their order, from 1: that in which they became known, which a sequential test must keep to."""
+    segment: Mapped[str]
+    split: Mapped[str] = mapped_column(String(8))
+    session: Mapped[str | None]
+    served_at: Mapped[float]
+    weight: Mapped[float]
+    tokens: Mapped[int]
+    accepted: Mapped[float]
+    tested: Mapped[float]
+    steps: Mapped[float]
+    incumbent_accepted: Mapped[float]
+    incumbent_tested: Mapped[float]
+    incumbent_steps: Mapped[float]
 
 
 class Artefact(Base):

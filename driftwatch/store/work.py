@@ -1,21 +1,23 @@
 """Work: which worker judges which sample. A lease runs out; what a dead worker held goes to another.
 
 A batch shares its fate: when its worker dies, nobody knows which sample did it. So a sample that was leased before is
-leased alone, behind the fresh ones, and after three attempts alone it is failed with its reason.
+leased alone, behind the fresh ones, and after three attempts alone it is failed with its reason. Among fresh work
+segments take turns.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, and_, delete, or_, select, text, update
+from sqlalchemy import ColumnElement, Select, and_, delete, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from driftwatch.store.connection import insert_new
 from driftwatch.store.samples import count_outcome, pack_ids, unpack_ids
-from driftwatch.store.schema import OPEN_WORK, Deployment, Payload, Replay, Sample, Work
+from driftwatch.store.schema import OPEN_WORK, Candidate, Deployment, Payload, Replay, Sample, Work
 
 ATTEMPTS = 1 + 3
 """One attempt in a batch, three alone."""
@@ -36,6 +38,8 @@ class Task:
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    candidate: str | None = None
+    """Where the draft lies, if it is a candidate, which the settings do not name."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,9 @@ def lease(session: Session, owner: str, *, now: float, lease_s: float, limit: in
     """Take up to ``limit`` open tasks for ``owner`` until now + lease_s."""
     _fail_exhausted(session, now)
     available = or_(Work.state == "pending", Work.lease_until < now)
-    fresh_first = select(Work.id, Work.attempts).where(text(OPEN_WORK), available).order_by(Work.attempts, Work.id)
+    fresh_first = (
+        select(Work.id, Work.attempts).where(text(OPEN_WORK), available).order_by(Work.attempts, Work.turn, Work.id)
+    )
     rows = session.execute(fresh_first.limit(limit).with_for_update(skip_locked=True)).all()
     if not rows:
         return []
@@ -67,12 +73,13 @@ def lease(session: Session, owner: str, *, now: float, lease_s: float, limit: in
     return [_task(row) for row in session.execute(_tasks(chosen))]
 
 
-def _tasks(chosen: list[int]) -> Select[int, str, Sample, Payload, str]:
+def _tasks(chosen: list[int]) -> Select[int, str, Sample, Payload, str, str]:
     return (
-        select(Work.id, Work.draft, Sample, Payload, Deployment.model)
+        select(Work.id, Work.draft, Sample, Payload, Deployment.model, Candidate.path)
         .join(Sample, Sample.id == Work.sample_id)
         .join(Deployment, Deployment.id == Sample.deployment_id)
         .outerjoin(Payload, Payload.sample_id == Work.sample_id)
+        .outerjoin(Candidate, Candidate.id == Work.draft)
         .where(Work.id.in_(chosen))
         .order_by(Work.id)
     )
@@ -92,33 +99,46 @@ def _task(row: Any) -> Task:
         temperature=sample.temperature,
         top_p=sample.top_p,
         top_k=sample.top_k,
+        candidate=row.path,
     )
 
 
 def _fail_exhausted(session: Session, now: float) -> None:
     exhausted = and_(text(OPEN_WORK), Work.state == "leased", Work.lease_until < now, Work.attempts >= ATTEMPTS)
     found = select(Work.id, Sample.segment).join(Sample, Sample.id == Work.sample_id).where(exhausted)
-    for row in session.execute(found.with_for_update(skip_locked=True, of=Work)).all():
-        _close(session, row.id, "failed", "worker_died")
-        count_outcome(session, row.segment, "failed", "worker_died")
+    rows = session.execute(found.with_for_update(skip_locked=True, of=Work)).all()
+    _close(session, [row.id for row in rows], "failed", "worker_died")
+    _count(session, Counter((row.segment, "failed", "worker_died") for row in rows))
 
 
-def _close(session: Session, work_id: int, state: str, reason: str | None) -> None:
-    closed = {"state": state, "reason": reason, "owner": None, "lease_until": None}
-    session.execute(update(Work).where(Work.id == work_id).values(**closed))
+def _close(session: Session, work_ids: Sequence[int], state: str, reason: str | None) -> None:
+    if work_ids:
+        closed = {"state": state, "reason": reason, "owner": None, "lease_until": None}
+        session.execute(update(Work).where(Work.id.in_(work_ids)).values(**closed))
+
+
+def _count(session: Session, ended: Counter[tuple[str, str, str]]) -> None:
+    # In order and last of all, so that two workers never wait for each other, and not for long.
+    for (segment, outcome, reason), count in sorted(ended.items()):
+        count_outcome(session, segment, outcome, reason, by=count)
+
+
+def _held(owner: str) -> ColumnElement[bool]:
+    """What is leased was tried at least once: so the index finds it without a walk over all that waits."""
+    return and_(text(OPEN_WORK), Work.attempts >= 1, Work.owner == owner)
 
 
 def renew(session: Session, owner: str, *, now: float, lease_s: float) -> None:
     """Keep everything that ``owner`` holds for longer."""
-    held = and_(text(OPEN_WORK), Work.owner == owner)
-    session.execute(update(Work).where(held).values(lease_until=now + lease_s))
+    session.execute(update(Work).where(_held(owner)).values(lease_until=now + lease_s))
 
 
-def release(session: Session, owner: str) -> None:
-    """Give back untried what ``owner`` holds, when it stops in good order."""
-    held = and_(text(OPEN_WORK), Work.owner == owner)
-    given_back = {"state": "pending", "owner": None, "lease_until": None, "attempts": Work.attempts - 1}
-    session.execute(update(Work).where(held).values(**given_back))
+def release(session: Session, owner: str, *, tried: bool = False) -> None:
+    """Give back what ``owner`` holds: untried, when it stops in good order; or tried in vain for a reason that is not
+    the sample's, so that it waits behind fresh work and no attempt is counted against it."""
+    attempts = 1 if tried else Work.attempts - 1
+    given_back = {"state": "pending", "owner": None, "lease_until": None, "attempts": attempts}
+    session.execute(update(Work).where(_held(owner)).values(**given_back))
 
 
 def complete(session: Session, owner: str, verdicts: Sequence[Verdict], *, now: float) -> int:
@@ -127,30 +147,37 @@ def complete(session: Session, owner: str, verdicts: Sequence[Verdict], *, now: 
     Work that another worker took over meanwhile is left to it: nothing is judged twice.
     """
     wanted = [verdict.task.work_id for verdict in verdicts]
-    held = select(Work.id).where(Work.id.in_(wanted), Work.owner == owner, Work.state == "leased").with_for_update()
-    mine = set(session.scalars(held))
-    for verdict in verdicts:
-        if verdict.task.work_id in mine:
-            _record(session, verdict, now)
+    held = select(Work.id).where(Work.id.in_(wanted), Work.owner == owner, Work.state == "leased")
+    mine = set(session.scalars(held.order_by(Work.id).with_for_update()))
+    taken = [verdict for verdict in verdicts if verdict.task.work_id in mine]
+    insert_new(session, Replay, [_replay(one.task, one.replay, now) for one in taken if one.replay is not None], "id")
+    states: dict[tuple[str, str | None], list[int]] = defaultdict(list)
+    ended: Counter[tuple[str, str, str]] = Counter()
+    for verdict in taken:
+        state, reason, outcome = _ending(verdict)
+        states[state, reason].append(verdict.task.work_id)
+        ended[verdict.task.segment, *outcome] += 1
+        if verdict.retokenised is not None:
+            _keep_ids(session, verdict.task, *verdict.retokenised)
+    for (state, reason), work_ids in states.items():
+        _close(session, work_ids, state, reason)
+    _count(session, ended)
     return len(mine)
 
 
-def _record(session: Session, verdict: Verdict, now: float) -> None:
-    task = verdict.task
+def _replay(task: Task, replay: dict[str, Any], now: float) -> dict[str, Any]:
+    # A candidate's replays are part of no cell: they go into pairs with the incumbent's.
+    folded = None if task.candidate is None else now
+    return {"sample_id": task.sample_id, "draft": task.draft, "replayed_at": now, "folded_at": folded} | replay
+
+
+def _ending(verdict: Verdict) -> tuple[str, str | None, tuple[str, str]]:
+    """State and reason of the work; the outcome and reason that are counted."""
     if verdict.replay is not None:
-        row = {"sample_id": task.sample_id, "draft": task.draft, "replayed_at": now, "folded_at": None}
-        insert_new(session, Replay, [row | verdict.replay], "id")
-        state, reason = "done", None
-        count_outcome(session, task.segment, "replayed")
-    elif verdict.skipped is not None:
-        state, reason = "skipped", verdict.skipped
-        count_outcome(session, task.segment, "skipped", reason)
-    else:
-        state, reason = "failed", verdict.failed or "unknown"
-        count_outcome(session, task.segment, "failed", "error")
-    _close(session, task.work_id, state, reason)
-    if verdict.retokenised is not None:
-        _keep_ids(session, task, *verdict.retokenised)
+        return "done", None, ("replayed", "")
+    if verdict.skipped is not None:
+        return "skipped", verdict.skipped, ("skipped", verdict.skipped)
+    return "failed", verdict.failed or "unknown", ("failed", "error")
 
 
 def _keep_ids(session: Session, task: Task, prompt: Sequence[int], output: Sequence[int]) -> None:

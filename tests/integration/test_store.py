@@ -59,7 +59,7 @@ def count(store: Store, table: type[Base], *where: Any) -> int:
 
 def test_migrations_go_up_and_down_and_fit_the_schema(store_url: str) -> None:
     store = Store(store_url)
-    assert migrate.problems(store) == ["at revision none, expected 0002: run `driftwatch db upgrade`"]
+    assert migrate.problems(store) == ["at revision none, expected 0006: run `driftwatch db upgrade`"]
     migrate.upgrade(store)
     assert migrate.problems(store) == []
     migrate.downgrade(store, "base")
@@ -288,6 +288,27 @@ def test_retention_keeps_what_is_not_folded(store: Store) -> None:
     with store.read() as session:
         assert set(session.scalars(sa.select(Sample.request_id))) == {"r1", "r3"}
     assert count(store, Work) == 2
+
+
+def test_a_segment_without_samples_makes_room_for_another(store: Store) -> None:
+    """Unfolded work keeps its samples, and they keep their segment."""
+    add(store, [record(1, labels={"tenant": "gone"}), record(2, labels={"tenant": "busy"})], now=0.0, drafts=())
+    add(store, [record(3, labels={"tenant": "waiting"})], now=0.0)
+    finish(store, lease(store))
+    add(store, [record(4, labels={"tenant": "busy"})], now=80 * DAY, drafts=(), cap=3)
+    add(store, [record(5, labels={"tenant": "late"})], now=80 * DAY, drafts=(), cap=3)
+    retention.prune(store, now=100 * DAY, payload_days=7, replay_days=90)
+    add(store, [record(6, labels={"tenant": "late"})], now=100 * DAY, drafts=(), cap=3)
+    add(store, [record(7, labels={"tenant": "later"})], now=100 * DAY, drafts=(), cap=3)
+    with store.read() as session:
+        held = {row.request_id: row.segment for row in session.execute(sa.select(Sample.request_id, Sample.segment))}
+    assert held == {
+        "r3": "tenant=waiting",
+        "r4": "tenant=busy",
+        "r5": "other",
+        "r6": "tenant=late",
+        "r7": "other",
+    }
 
 
 def test_unknown_fields_go_with_the_payload(store: Store) -> None:
