@@ -17,6 +17,7 @@ import uvicorn
 from driftwatch.errors import DriftwatchError
 from driftwatch.settings import Settings, host_port, secret
 from driftwatch.tap.admin import Admin
+from driftwatch.tap.budget import Budget
 from driftwatch.tap.harvest import Harvest
 from driftwatch.tap.memory import Memory
 from driftwatch.tap.metrics import Metrics
@@ -55,6 +56,8 @@ class Tap:
         control = settings.control
         self._settings = settings
         self._token = secret(control.token, control.token_file, "control.token_file")
+        engine = settings.engine
+        self._engine_token = secret(engine.token, engine.token_file, "engine.token_file")
         self._segments = Segments(settings.segments, max_segments=control.max_segments)
         self._stop = asyncio.Event()
         self._serving = False
@@ -83,19 +86,21 @@ class Tap:
     async def serve(self) -> None:
         """Serve until stopped, then drain."""
         settings = self._settings
-        probe = Probe(settings.engine.url, settings.engine.kind)
+        probe = Probe(settings.engine.url, settings.engine.kind, self._engine_token)
         engine = settings.engine
         scraper = Scraper(engine.url, probe, interval_s=engine.metrics_interval_s, drained=engine.drained_metrics)
         scraper.register(self.metrics.registry)
-        sampler = Sampler[Exchange](settings.sampling.per_window, settings.sampling.window_s)
-        shipper = Shipper(settings.tap.control_url, queue=settings.tap.queue, token=self._token, metrics=self.metrics)
-        harvest = Harvest(sampler, shipper, self.metrics)
+        sampling, control_url = settings.sampling, settings.tap.control_url
+        budget = Budget(control_url, sampling.per_window, every_s=max(sampling.window_s, 1.0), token=self._token)
+        sampler = Sampler[Exchange](budget.room, sampling.window_s)
+        shipper = Shipper(control_url, queue=settings.tap.queue, token=self._token, metrics=self.metrics)
+        harvest = Harvest(sampler, shipper, self.metrics, running=scraper.running)
         recorder = Recorder(
             settings.tap.capture_bytes, self._segments, sampler, probe, self.metrics, Memory(settings.tap.memory_bytes)
         )
-        relay = Relay(Pool(settings.engine.url), recorder.open, lambda: self.metrics.drop("recorder_error"))
+        relay = Relay(Pool(settings.engine.url), recorder)
         admin = _server(Admin(self.metrics.registry, lambda: self.ready))
-        async with _background(probe.run, shipper.run, scraper.run), _served(admin, self.sockets[1]):
+        async with _background(probe.run, shipper.run, scraper.run, budget.run), _served(admin, self.sockets[1]):
             async with _background(harvest.run, relay.sweep):
                 await relay.listen(self.sockets[0])
                 self._serving = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 import socket
 import struct
 import time
@@ -14,7 +15,7 @@ from typing import Protocol
 from driftwatch.tap import http1
 from driftwatch.tap.asgi import error
 from driftwatch.tap.exchange import Exchange
-from driftwatch.tap.hooks import Open
+from driftwatch.tap.hooks import Watcher
 from driftwatch.tap.http1 import Malformed
 from driftwatch.tap.upstream import Pool
 
@@ -22,6 +23,11 @@ PIPELINED_BYTES = 64 * 1024
 """Of requests that wait for the one before, this much is read."""
 LINGER_S = 1.0
 """A client that still sends gets this time to read an answer before its connection is reset (RFC 9112, 9.6)."""
+KEEP_ALIVE_S = 75.0
+"""Idle connections of clients live longer here than at the engine: the tap adds no race of its own."""
+SILENCE_S = 600.0
+"""A client that has half closed, or does not send the rest of its request, may have gone: when nothing has come from
+either side for so long, it is taken for gone. One that merely waits is let wait: its own patience decides."""
 
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _ENGINE, _PIPELINE = 1, 2
@@ -32,10 +38,11 @@ class Owner(Protocol):
     """What connections need of their relay."""
 
     pool: Pool
-    open: Open
-    fault: Callable[[], None]
+    watcher: Watcher
     draining: bool
     connections: set[ClientConnection]
+
+    def refused(self) -> None: ...
 
     def closed(self, connection: ClientConnection) -> None: ...
 
@@ -196,9 +203,29 @@ class ClientConnection(asyncio.Protocol):
             self._closing = True
             self._transport.close()
 
-    def idle(self, since: float) -> bool:
-        """Whether it has waited for a request since then."""
-        return self._exchange is None and self.idle_since < since
+    def sweep(self, passed_s: float) -> None:
+        """Close it if it has waited too long for a request, or if its client must have gone."""
+        exchange = self._exchange
+        if exchange is None:
+            if self.idle_since < time.monotonic() - KEEP_ALIVE_S:
+                self.close()
+            return
+        exchange.quiet_s += passed_s
+        left = half = self._eof
+        if self._paused or self._eof:  # nothing is read, so nobody would tell
+            left, half = self._peer()
+        if left or (exchange.quiet_s >= SILENCE_S and (half or not exchange.complete)):
+            self.abort()
+
+    def _peer(self) -> tuple[bool, bool]:
+        """Whether the client has gone, and whether it has at least closed its own direction."""
+        sock: socket.socket | None = self._transport.get_extra_info("socket")
+        if sock is None or sock.fileno() < 0 or not hasattr(select, "poll"):
+            return False, self._eof
+        poll, ended = select.poll(), getattr(select, "POLLRDHUP", 0)
+        poll.register(sock.fileno(), ended)
+        found = dict(poll.poll(0)).get(sock.fileno(), 0)
+        return bool(found & (select.POLLERR | select.POLLHUP)), self._eof or bool(found & ended)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -219,7 +246,7 @@ class ClientConnection(asyncio.Protocol):
             self.leaving = self.leaving or head.closes
             self._buffer = buffer[end:]
             owner = self._owner
-            self._exchange = exchange = Exchange(self, owner.pool, head, owner.open, owner.fault)
+            self._exchange = exchange = Exchange(self, owner.pool, head, owner.watcher)
             self._buffer = exchange.begin(self._buffer)
         except Malformed as malformed:
             self._refuse_malformed(malformed)
@@ -240,8 +267,10 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse_malformed(self, malformed: Malformed) -> None:
         exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.cancel()
+        if exchange is None:
+            self._owner.refused()
+        else:
+            exchange.cancel("refused")
             if exchange.answering:
                 self.abort()
                 return

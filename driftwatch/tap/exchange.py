@@ -4,49 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Protocol
 
-from driftwatch.tap import http1
-from driftwatch.tap.framing import Chunked, Framing, Length, UntilClose
-from driftwatch.tap.hooks import Ending, Guard, Open, Request
+from driftwatch.tap.hooks import Ending, Guard, Request, Watcher
 from driftwatch.tap.http1 import AnswerHead, Malformed, RequestHead
-from driftwatch.tap.rewriting import Rewriting
+from driftwatch.tap.receiving import Receiving
 from driftwatch.tap.sending import Sending
+from driftwatch.tap.sides import Client
 from driftwatch.tap.upstream import Connection, Pool
 
 logger = logging.getLogger(__name__)
-
-
-class Client(Protocol):
-    """What an exchange needs of the client's connection."""
-
-    leaving: bool
-    """It closes behind this answer."""
-    full: bool
-    """It takes no more bytes for now."""
-    write: Callable[[bytes], None]
-
-    @property
-    def half_closed(self) -> bool:
-        """It sends nothing behind this request."""
-
-    def engine_full(self, full: bool) -> None:
-        """Stop or go on reading the request."""
-
-    def refuse(self, status: int, code: str, message: str, hint: str, *, bodiless: bool = False) -> None:
-        """Answer for the tap itself, and end the exchange."""
-
-    def write_eof(self) -> None: ...
-
-    def done(self) -> None:
-        """The exchange is over, or became a tunnel."""
-
-    def close(self) -> None:
-        """Close behind what was written."""
-
-    def reset(self) -> None:
-        """Close so that no client takes the end of the connection for that of the answer."""
 
 
 RACE_S = 0.5
@@ -56,21 +22,20 @@ RACE_S = 0.5
 class Exchange:
     """Passes bytes both ways, follows both framings, and tells the hooks."""
 
-    def __init__(self, client: Client, pool: Pool, head: RequestHead, open: Open, fault: Callable[[], None]) -> None:
+    def __init__(self, client: Client, pool: Pool, head: RequestHead, watcher: Watcher) -> None:
         self._client = client
         self._pool = pool
         self._head = head
-        self._hooks = Guard(open, Request(head.method, head.path, head.lines), fault)
-        self._watching = self._hooks.capture_bytes > 0
-        self._sending = Sending(head, self._hooks, pool.prefix)
+        self._hooks = Guard(watcher, Request(head.method, head.path, head.lines))
+        self._sending = Sending(head, self._hooks, pool.prefix, watcher.memory)
+        self._receiving = Receiving(self._hooks, watcher.memory)
         self._engine: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._sent_at = 0.0
         self._going = self._retried = self._over = self._ended = self._engine_ended = self.tunnel = False
-        self._partial = b""
-        self._outgoing: Framing | None = None
-        self._rewriting: Rewriting | None = None
         self._keep = False
+        self.quiet_s = 0.0
+        """So long nothing has come from either side; counted by who asks."""
 
     # --- from the client ----------------------------------------------------------------------------------------------
 
@@ -82,7 +47,7 @@ class Exchange:
     @property
     def answering(self) -> bool:
         """The client has got a part of the final answer."""
-        return self._outgoing is not None
+        return self._receiving.begun
 
     def begin(self, data: bytes) -> bytes:
         """The bytes behind the request's head. Returns those behind the request. Raises Malformed; nothing is sent."""
@@ -99,6 +64,7 @@ class Exchange:
     def request(self, data: bytes) -> bytes:
         """More of the request's body, or of a tunnel. Returns what belongs to the next request. Raises Malformed."""
         engine = self._engine
+        self.quiet_s = 0.0
         if self.tunnel:
             if engine is not None:
                 engine.transport.write(data)
@@ -138,10 +104,10 @@ class Exchange:
         else:
             self._engine.transport.resume_reading()
 
-    def cancel(self) -> None:
+    def cancel(self, ending: Ending = "aborted") -> None:
         """The client has gone, or must go: the engine's connection is closed, so that it stops."""
         self._drop()
-        self._end("complete" if self.tunnel else "aborted")
+        self._end("complete" if self.tunnel else ending)
 
     # --- to the engine ------------------------------------------------------------------------------------------------
 
@@ -186,77 +152,55 @@ class Exchange:
         self._client.engine_full(full)
 
     def answer(self, data: bytes) -> None:
+        self.quiet_s = 0.0
+        client, receiving = self._client, self._receiving
         if self.tunnel:
-            self._client.write(data)
+            client.write(data)
             return
-        outgoing = self._outgoing
-        if outgoing is None:
-            self._read_heads(data)
-            return
-        if self._over:
-            self._keep = False  # nobody asked
-            return
-        rewriting = self._rewriting
-        content: list[bytes] | None = [] if self._watching else None
         try:
-            taken = outgoing.take(data, content)
+            if not receiving.begun:
+                self._read_heads(data)
+                return
+            if self._over:
+                self._keep = False  # nobody asked
+                return
+            out, taken = receiving.take(data, close=client.leaving)
         except Malformed as error:
-            self._break_off(error)
+            if receiving.begun:
+                self._break_off(error)
+            else:
+                self._fail("broken", error)
             return
-        if rewriting is None:
-            self._client.write(data if taken == len(data) else data[:taken])
-        if content:
-            body = content[0] if len(content) == 1 else b"".join(content)
-            out = self._hooks.chunk(body)
-            if rewriting is not None:
-                self._client.write(rewriting.body(body, out, close=self._client.leaving, failed=self._hooks.failed))
-        if outgoing.complete:
+        if out:
+            client.write(out)
+        if receiving.complete:
             self._finish(clean=taken == len(data))
 
     def _read_heads(self, data: bytes) -> None:
-        """Interim answers, then the final one; what is behind it is body already."""
+        """Interim answers, then the final one; what is behind it is body already. Raises Malformed."""
         self._sending.forget()
-        data = self._partial + data
-        try:
-            while (end := data.find(b"\r\n\r\n") + 4) > 3:
-                head, data = http1.answer(data[:end]), data[end:]
-                if head.status >= 200:
-                    self._partial = b""
-                    self._begin_answer(head, data)
-                    return
-                if head.switches:
-                    self._switch(head, data)
-                    return
-                if not self._head.old:  # RFC 9110, 15.2: HTTP/1.0 knows none
-                    self._client.write(head.forward(close=False))
-            if len(data) > 2 * http1.LARGEST_HEAD:
-                raise Malformed("the head is too large")
-        except Malformed as error:
-            self._fail("broken", error)
-            return
-        self._partial = data
+        while (found := self._receiving.head(data)) is not None:
+            head, data = found
+            if head.status >= 200:
+                self._begin_answer(head, data)
+                return
+            if head.switches:
+                self._switch(head, data)
+                return
+            if not self._head.old:  # RFC 9110, 15.2: HTTP/1.0 knows none
+                self._client.write(head.forward(close=False))
+            if not data:
+                return
 
     def _begin_answer(self, head: AnswerHead, data: bytes) -> None:
-        self._sending.show(too_large=True)  # if the engine has not waited for the body
-        if head.bodiless(self._head.method):
-            self._outgoing = Length(0)
-        elif head.chunked:
-            self._outgoing = Chunked()
-        elif head.length is not None:
-            self._outgoing = Length(head.length)
-        else:
-            self._outgoing = UntilClose()
+        self._sending.skip("too_large")  # if the engine has not waited for the body
+        receiving = self._receiving
+        receiving.frame(head, self._head.method)
+        if receiving.until_close or not (head.persistent or self._sending.complete):
             self._client.leaving = True
-        if not head.persistent and not self._sending.complete:
-            self._client.leaving = True
-        self._keep = head.persistent and not self._client.half_closed and not isinstance(self._outgoing, UntilClose)
-        hold = self._hooks.head(head.status, head.end_to_end())
-        if self._sending.replaced and not self._outgoing.complete:
-            self._rewriting = Rewriting(head, self._outgoing, hold=hold and head.length is not None)
-            self._client.write(self._rewriting.begin(close=self._client.leaving))
-        else:
-            self._client.write(head.forward(close=self._client.leaving))
-        if self._outgoing.complete:
+        self._keep = head.persistent and not self._client.half_closed and not receiving.until_close
+        self._client.write(receiving.begin(head, replaced=self._sending.replaced, close=self._client.leaving))
+        if receiving.complete:
             self._finish(clean=not data)
         elif data:
             self.answer(data)
@@ -275,9 +219,9 @@ class Exchange:
         """The answer is complete."""
         self._keep = self._keep and clean
         self._over = True
-        rest = self._end("complete")
-        if self._rewriting is not None:
-            self._client.write(self._rewriting.end(rest, close=self._client.leaving, failed=self._hooks.failed))
+        if out := self._receiving.end(close=self._client.leaving):
+            self._client.write(out)
+        self._end("complete")
         if self._sending.complete:
             self._leave()
 
@@ -298,20 +242,20 @@ class Exchange:
         else:
             self._client.write_eof()
 
-    def engine_lost(self, connection: Connection, failure: Exception | None) -> None:
+    def engine_lost(self, failure: Exception | None, *, used: bool) -> None:
         self._engine = None
         if self._over:
             self._client.close()  # the engine did not want the rest of the request
         elif self.tunnel:
             self._end("complete")
             self._client.close()
-        elif isinstance(self._outgoing, UntilClose) and failure is None:
+        elif self._receiving.until_close and failure is None:
             self._finish(clean=False)
             if not self._sending.complete:
                 self._client.close()
-        elif self._outgoing is not None:
+        elif self._receiving.begun:
             self._break_off(failure)
-        elif connection.used and self._sending.repeatable and not self._retried and self._just_sent():
+        elif used and self._sending.repeatable and not self._retried and self._just_sent():
             # Kept connections may be closed by the engine in the very moment in which they are chosen. One that is lost
             # later was lost over this request, which must not be made twice (RFC 9110, 9.2.2).
             self._retried = True
@@ -343,10 +287,10 @@ class Exchange:
         self._drop()
         if not self._client.half_closed:
             logger.warning("the engine broke off its answer: %s", failure or "connection closed")
-        rest = self._end("aborted" if self._client.half_closed else "broken")
-        if self._rewriting is not None:
-            self._client.write(self._rewriting.broken(rest, close=self._client.leaving))
-        if isinstance(self._outgoing, UntilClose):
+        if out := self._receiving.broken(close=self._client.leaving):
+            self._client.write(out)
+        self._end("aborted" if self._client.half_closed else "broken")
+        if self._receiving.until_close:
             self._client.reset()
         else:
             self._client.close()
@@ -360,11 +304,13 @@ class Exchange:
         self._end("complete")
         self._client.close()
 
-    def _end(self, ending: Ending) -> bytes:
+    def _end(self, ending: Ending) -> None:
         if self._ended:
-            return b""
+            return
         self._ended = True
-        return self._hooks.end(ending)
+        self._sending.close()
+        self._receiving.close()
+        self._hooks.end(ending)
 
     def _drop(self) -> None:
         connection, self._engine = self._engine, None

@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from driftwatch.records import EngineFigures
 from driftwatch.tap.metrics import Metrics
-from driftwatch.tap.sampler import Kept, Sampler
+from driftwatch.tap.sampler import Kept, Sampler, Window
 from driftwatch.tap.shipper import Line, Shipper
 from driftwatch.wire import dialects
 from driftwatch.wire.exchange import Exchange, Skip
@@ -27,8 +28,11 @@ class Harvest:
         shipper: Shipper,
         metrics: Metrics,
         *,
+        running: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``running``: requests that the engine decodes, as last seen; stamped on what a window kept as it ends."""
+        self._running = running
         self._sampler = sampler
         self._shipper = shipper
         self._metrics = metrics
@@ -46,14 +50,17 @@ class Harvest:
         """Collect the open windows too, and what a cancelled run had not finished."""
         await self._collect(self._sampler.flush())
 
-    async def _collect(self, window: list[Kept[Exchange]]) -> None:
-        self._count_not_chosen(window)
-        self._kept.extend(window)
-        loop = asyncio.get_running_loop()
+    async def _collect(self, windows: list[Window[Exchange]]) -> None:
+        for window in windows:
+            allowed = [kept for kept in window.kept if not _forbidden(kept)]
+            left_out = window.not_chosen + len(window.kept) - len(allowed)
+            self._metrics.sample(window.segment, "not_chosen", left_out)
+            self._kept.extend(allowed)
+        loop, running = asyncio.get_running_loop(), self._running()
         while self._kept:
             kept = self._kept[0]
             try:
-                line = await loop.run_in_executor(self._thread, to_line, kept)
+                line = await loop.run_in_executor(self._thread, to_line, kept, running)
             except Skip as skip:
                 self._metrics.drop(skip.reason)
                 self._metrics.sample(kept.segment, "skipped")
@@ -65,18 +72,17 @@ class Harvest:
                 self._shipper.put(line)
             self._kept.popleft()
 
-    def _count_not_chosen(self, window: list[Kept[Exchange]]) -> None:
-        """Once for each window of each segment; there may be several, and all that were kept in one say the same."""
-        left: dict[str, int] = {}
-        for kept in window:
-            if left.get(kept.segment, 0) == 0:  # the first of a window
-                self._metrics.sample(kept.segment, "not_chosen", kept.seen - kept.kept)
-                left[kept.segment] = kept.kept
-            left[kept.segment] -= 1
+
+def _forbidden(kept: Kept[Exchange]) -> bool:
+    """Training data from a client that forbade training."""
+    return kept.purpose == "mining" and kept.item.no_train
 
 
-def to_line(kept: Kept[Exchange]) -> Line:
+def to_line(kept: Kept[Exchange], running: float | None = None) -> Line:
     """Read an exchange in its engine's dialect. Raises Skip."""
     record = dialects.record(kept.item)
-    record.weight = kept.weight
+    record.weight, record.purpose = kept.weight, kept.purpose
+    record.no_train = kept.item.no_train or None
+    if running is not None:
+        record.engine = (record.engine or EngineFigures()).model_copy(update={"running": running})
     return Line(kept.segment, record.model_dump_json(exclude_none=True).encode())

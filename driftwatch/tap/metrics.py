@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from driftwatch.wire.exchange import SKIP_REASONS, SkipReason
 
 Outcome = Literal["ok", "client_error", "engine_error", "aborted", "unreachable"]
-"""How a request ended: ``aborted`` by its client, ``engine_error`` also where the engine broke off its answer."""
+"""How a request ended: ``aborted`` by its client, ``client_error`` also where the tap refused it as malformed,
+``engine_error`` also where the engine broke off its answer."""
 
 SampleOutcome = Literal["sent", "skipped", "dropped", "not_chosen"]
 """What became of an exchange that could be sampled. ``skipped`` and ``dropped`` ones are in ``dropped_total`` too."""
@@ -56,7 +57,8 @@ class Metrics:
         )
         self.time_per_output_token = Histogram(
             "driftwatch_time_per_output_token_seconds",
-            "Streams whose engine counted the tokens: time behind the first bytes, per token behind the first.",
+            "Streams that might be sampled, a random choice where there are many, and whose engine counted the tokens:"
+            " time behind the first bytes, per token behind the first.",
             ("segment",),
             buckets=_TPOT,
             registry=registry,
@@ -69,12 +71,21 @@ class Metrics:
             registry=registry,
         )
         self.samples = Counter(
-            "driftwatch_samples", "Exchanges that could be sampled.", ("segment", "outcome"), registry=registry
+            "driftwatch_samples",
+            "Exchanges with status 200 on recorded routes, but for those whose copy was lost before they were chosen.",
+            ("segment", "outcome"),
+            registry=registry,
         )
         self.dropped = Counter(
             "driftwatch_dropped",
             "Exchanges that gave no sample though they might have.",
             ("reason",),
+            registry=registry,
+        )
+        self.not_asked = Counter(
+            "driftwatch_not_asked",
+            "Requests too large to ask for token ids in them, or of an engine that compresses its answers although that"
+            " was declined: their samples are tokenised again.",
             registry=registry,
         )
         self.queue_depth = Gauge("driftwatch_queue_depth", "Samples waiting for control.", registry=registry)

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from driftwatch.settings import EngineKind
+from driftwatch.wire import sglang
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ SGLANG_FACTS = {
     "speculative_num_draft_tokens": "speculative_num_draft_tokens",
     "speculative_adaptive": "speculative_adaptive",
     "speculative_use_rejection_sampling": "speculative_use_rejection_sampling",
+    "speculative_use_block_verification": "speculative_use_block_verification",
     "speculative_accept_threshold_single": "speculative_accept_threshold_single",
     "speculative_accept_threshold_acc": "speculative_accept_threshold_acc",
     "return_input_ids": "return_input_ids",
@@ -47,10 +49,16 @@ class Probe:
 
     An engine that was replaced between two looks would be stamped with facts of the old one, and its change told twice:
     once when its fingerprint changes, once when the rest is asked. So facts in doubt are none until it has answered.
+
+    ``token`` is the engine's API key. Without the right one an engine says little of itself: see ``barred``.
     """
 
-    def __init__(self, url: str, kind: EngineKind) -> None:
+    def __init__(self, url: str, kind: EngineKind, token: str | None = None) -> None:
         self._url = url
+        self.headers: Mapping[str, str] = {"authorization": f"Bearer {token}"} if token else {}
+        """To be sent with questions to the engine."""
+        self._barred = False
+        """It wanted an API key, or another one, when it was asked last."""
         self._auto = kind == "auto"
         self.kind: EngineKind = kind
         self._asked = _facts(kind, {})
@@ -90,10 +98,17 @@ class Probe:
 
     async def ask(self, session: aiohttp.ClientSession) -> bool:
         """Ask once. False if the engine did not answer; what was known then stays."""
+        barred, self._barred = self._barred, False
         try:
             kind, found = await self._identify(session)
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
+        if self._barred and not barred:
+            logger.warning(
+                "the engine at %s wants an API key: its version and settings stay unknown, and figures that depend on"
+                " them are missing; set engine.token or engine.token_file",
+                self._url,
+            )
         if self._auto and kind != self.kind:
             logger.info("the engine is %s %s", kind, found.get("version", ""))
             self.kind = kind
@@ -117,7 +132,10 @@ class Probe:
                 return kind, _known({"version": version, "target": model.get("root")})
         for path in ("/server_info", "/get_server_info"):  # the older name is deprecated since about 0.5.9
             if answer := await self._get(session, path):
-                return "sglang", _known({ours: answer.get(theirs) for ours, theirs in SGLANG_FACTS.items()})
+                found = _known({ours: answer.get(theirs) for ours, theirs in SGLANG_FACTS.items()})
+                return "sglang", found | sglang.verification(found)
+        if self._barred and b"sglang:" in await self._read(session, "/metrics"):  # asked for without a key
+            return "sglang", {}
         return "openai", {}
 
     async def _versioned(self, session: aiohttp.ClientSession, owner: Any) -> EngineKind | None:
@@ -131,11 +149,12 @@ class Probe:
         return owners.get(owner)
 
     async def _read(self, session: aiohttp.ClientSession, path: str) -> bytes:
-        async with session.get(self._url + path, allow_redirects=False) as response:
+        async with session.get(self._url + path, headers=self.headers, allow_redirects=False) as response:
             return await response.content.read(LARGEST) if response.status == 200 else b""
 
     async def _get(self, session: aiohttp.ClientSession, path: str) -> dict[str, Any] | None:
-        async with session.get(self._url + path, allow_redirects=False) as response:
+        async with session.get(self._url + path, headers=self.headers, allow_redirects=False) as response:
+            self._barred |= response.status in (401, 403)
             if response.status >= 500:  # an engine that is still loading, or a gateway without one
                 response.raise_for_status()
             if response.status != 200 or (response.content_length or 0) > LARGEST:

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-import uuid
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from driftwatch.tap import glance
 from driftwatch.tap.asgi import Headers
-from driftwatch.tap.hooks import Ending, Hooks, Request
+from driftwatch.tap.asking import Asking, headers_for
+from driftwatch.tap.capture import Capture
+from driftwatch.tap.hooks import Ending, Hooks, Request, Unread
+from driftwatch.tap.ids import LONGEST, Ids
 from driftwatch.tap.memory import Memory
-from driftwatch.tap.metrics import UNRECORDED, Metrics, Outcome, TapReason
+from driftwatch.tap.metrics import UNRECORDED, Metrics, Outcome
 from driftwatch.tap.probe import Probe
-from driftwatch.tap.sampler import Sampler
+from driftwatch.tap.sampler import Sampler, Ticket
 from driftwatch.tap.segments import OTHER, Segments
 from driftwatch.wire import dialects, openai
 from driftwatch.wire.exchange import Exchange, media_type
@@ -30,55 +30,41 @@ from driftwatch.wire.strip import Stripper, stripper
 
 logger = logging.getLogger(__name__)
 
-# The last count in an answer is its final usage. Inside a string the quotes would be escaped, so text cannot fake it.
-_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d+)')
-_COUNTS = (b'"completion_tokens"', b'"output_tokens"')
-_FINGERPRINT = re.compile(rb'"system_fingerprint"\s*:\s*"([^"\\]+)"')
-_SGLEXT_IDS = re.compile(rb'"output_ids"\s*:\s*\[\[([\d,\s]+)\]\]')
-_ERROR = re.compile(rb'^data:\s*\{\s*"error"', re.MULTILINE)
-_SEVERAL = re.compile(rb'"(?:n|best_of)"\s*:\s*(?:[2-9]|\d\d)')
-_HUGE = re.compile(rb"\d{19}")
-"""Perhaps an integer that would not survive being read and written."""
-_ID_LENGTH = 256
 
-
-class Ids:
-    """Ids of records: the client's own, made unique where it gives one again, or a new one."""
-
-    REMEMBERED = 10_000
-
-    def __init__(self) -> None:
-        self._seen: OrderedDict[str, None] = OrderedDict()
-
-    def unique(self, given: str | None) -> str:
-        """Otherwise a constant id, or that of a retry, would pass for a sample that is already stored."""
-        if given is None:
-            return uuid.uuid4().hex
-        again = given in self._seen
-        self._seen[given] = None
-        self._seen.move_to_end(given)
-        if len(self._seen) > self.REMEMBERED:
-            self._seen.popitem(last=False)
-        return f"{given[: _ID_LENGTH - 33]}-{uuid.uuid4().hex}" if again else given
-
-
-@dataclass(frozen=True, slots=True)
 class Recorder:
     """Gives the relay its hooks, one set for each exchange."""
 
-    capture_bytes: int
-    segments: Segments
-    sampler: Sampler[Exchange]
-    probe: Probe
-    metrics: Metrics
-    memory: Memory
-    ids: Ids = field(default_factory=Ids)
-    clock: Callable[[], float] = time.monotonic
+    def __init__(
+        self,
+        capture_bytes: int,
+        segments: Segments,
+        sampler: Sampler[Exchange],
+        probe: Probe,
+        metrics: Metrics,
+        memory: Memory,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.capture_bytes = capture_bytes
+        self.segments = segments
+        self.sampler = sampler
+        self.probe = probe
+        self.metrics = metrics
+        self.memory = memory
+        self.clock = clock
+        self.ids = Ids()
+        self.asking = Asking(probe, metrics)
 
     def open(self, request: Request) -> Hooks:
         if request.method == "POST" and request.path in dialects.of(self.probe.kind).routes:
             return Recording(self, request)
         return Counting(self)
+
+    def fault(self) -> None:
+        self.metrics.drop("recorder_error")
+
+    def refused(self) -> None:
+        self.metrics.request(UNRECORDED, outcome_of("refused", 0))
 
 
 class Counting:
@@ -91,8 +77,9 @@ class Counting:
         self._started = recorder.clock()
         self._status = 0
 
-    def body(self, data: bytes | None) -> None:
-        return None
+    def body(self, data: bytes) -> None: ...
+
+    def unread(self, reason: Unread) -> None: ...
 
     def sent(self) -> None:
         self._tap.metrics.added.observe(self._tap.clock() - self._started)
@@ -104,13 +91,15 @@ class Counting:
     def chunk(self, data: bytes) -> bytes:
         return data
 
-    def end(self, ending: Ending) -> bytes:
-        self._tap.metrics.request(UNRECORDED, outcome_of(ending, self._status))
+    def release(self) -> bytes:
         return b""
+
+    def end(self, ending: Ending, *, whole: bool) -> None:
+        self._tap.metrics.request(UNRECORDED, outcome_of(ending, self._status))
 
 
 class Recording:
-    """Hooks of a route that is recorded: a copy of both bodies up to a size, and the tap's own times."""
+    """Hooks of a route that is recorded: the tap's own times of each exchange, and a copy of those admitted."""
 
     def __init__(self, recorder: Recorder, request: Request) -> None:
         self._tap = recorder
@@ -119,38 +108,52 @@ class Recording:
         self._started = self._ready = recorder.clock()
         self._first: float | None = None
         self._ended = self._started
-        self._request: bytes | None = None
-        self._request_bytes: int | None = None
+        self._segment: str | None = None
+        """None until the request's body is known."""
+        self._labels: dict[str, str] = {}
+        self._ticket: Ticket | None = None
+        self._copy: Capture | None = None
+        """None: it is only relayed and counted."""
         self._injected: Injected | None = None
         self._stripper: Stripper | None = None
         self._status = 0
         self._headers: dict[str, str] = {}
-        self._chunks: list[bytes] = []
-        self._size = 0
-        self._held = 0
-        self._lost: TapReason | None = None
-        """Why this exchange cannot be recorded any more."""
+        self._last = b"", b""
+        """The last two pieces of the answer: they say how it ended."""
         self._fail_open = _FailOpen(recorder.metrics)
 
     @property
     def capture_bytes(self) -> int:
         return self._tap.capture_bytes
 
-    def body(self, data: bytes | None) -> tuple[bytes, Headers] | None:
+    def body(self, data: bytes) -> tuple[bytes, Headers] | None:
         self._ready = self._tap.clock()
-        if data is None:
-            self._lose("too_large")
-        else:
-            self._request_bytes = len(data)
-            if self._hold(len(data)):
-                self._request = data
+        self._arrive(data, len(data))
+        copy = self._copy
+        if copy is None:
+            return None
+        copy.begin(data)
         with self._fail_open:
-            inject = dialects.of(self._tap.probe.kind).inject
-            if data is not None and inject is not None and not self._asked_itself() and not _HUGE.search(data):
-                self._injected = inject(self._head.path, data, self._tap.probe.deployment)
+            self._injected = self._tap.asking.ask(self._head, data) if copy.lost is None else None
         if self._injected is None:
             return None
-        return self._injected.body, _headers_for(self._head.headers, self._injected)
+        return self._injected.body, headers_for(self._head.headers, self._injected)
+
+    def unread(self, reason: Unread) -> None:
+        self._ready = self._tap.clock()
+        self._arrive(None, self._stated_size())
+        if self._copy is not None:
+            self._copy.lose(reason)
+
+    def _arrive(self, body: bytes | None, size: int | None) -> None:
+        """Find whose it is, and whether it may be kept."""
+        tap = self._tap
+        self._segment = OTHER
+        with self._fail_open:
+            self._segment, self._labels = tap.segments.of(self._head.headers, body, size)
+            self._ticket = tap.sampler.ticket(self._segment, self._ready)
+            if self._ticket.admitted:
+                self._copy = Capture(tap.capture_bytes, tap.memory)
 
     def sent(self) -> None:
         self._tap.metrics.added.observe(self._tap.clock() - self._ready)
@@ -160,118 +163,110 @@ class Recording:
         with self._fail_open:
             values = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
             self._headers = {name: values[name] for name in ("content-type", "content-encoding") if name in values}
-            if self._injected and status == 200 and values.get("content-encoding", "identity") == "identity":
-                self._stripper = stripper(self._injected, media_type(values))
+            asked = self._injected if status == 200 else None
+            encoding = values.get("content-encoding", "")
+            if asked is not None and self._copy is not None and self._tap.asking.strippable(encoding):
+                self._stripper = stripper(asked, media_type(values), self._copy.share.take)
         return self._stripper is not None and any(name == b"content-length" for name, _ in headers)
 
     def chunk(self, data: bytes) -> bytes:
         # A comment that keeps the connection alive is no token.
-        if self._first is None and (not self._streamed or b"data:" in data or b"data:" in b"".join(self._chunks)):
+        if self._first is None and (not self._streamed or b"data:" in self._last[1] + data):
             self._first = self._tap.clock()
-        if self._lost is None:
-            self._size += len(data)
-            if self._size > self._tap.capture_bytes:
-                self._lose("too_large")
-            elif self._hold(len(data)):
-                self._chunks.append(data)
+        self._last = self._last[1], data
+        if self._copy is not None:
+            self._copy.add(data)
         return self._stripper.feed(data) if self._stripper else data
 
-    def _hold(self, size: int) -> bool:
-        """Room for so many more bytes of this exchange; without it the exchange is not recorded."""
-        if self._tap.memory.take(size):
-            self._held += size
-            return True
-        self._lose("memory")
-        return False
-
-    def _lose(self, reason: TapReason) -> None:
-        self._lost = reason
-        self._request = None
-        self._chunks.clear()
-        self._tap.memory.give(self._held)
-        self._held = 0
-
-    def end(self, ending: Ending) -> bytes:
-        self._ended = self._tap.clock()
-        # Behind the client's last bytes, which go out before the loop comes to it.
-        asyncio.get_running_loop().call_soon(self._settle, ending)
+    def release(self) -> bytes:
         return self._stripper.close() if self._stripper else b""
 
-    def _settle(self, ending: Ending) -> None:
+    def end(self, ending: Ending, *, whole: bool) -> None:
+        self._ended = self._tap.clock()
+        # Behind the client's last bytes, which go out before the loop comes to it.
+        asyncio.get_running_loop().call_soon(self._settle, ending, whole)
+
+    def _settle(self, ending: Ending, whole: bool) -> None:
         """Count the exchange, and offer it to the sampler if it can be sampled."""
-        # Many clients close the connection at this mark, perhaps before the engine's own end has come.
-        if ending == "aborted" and b"".join(self._chunks[-2:]).rstrip().endswith(b"data: [DONE]"):
+        last = b"".join(self._last)
+        if ending == "aborted" and glance.has_ended(last):
             ending = "complete"
         outcome = outcome_of(ending, self._status)
-        if outcome == "ok" and self._streamed and _ERROR.search(b"".join(self._chunks[-2:])):
-            outcome = "engine_error"  # under status 200, as it came late
-        segment, labels = OTHER, dict[str, str]()
-        with self._fail_open:
-            segment, labels = self._tap.segments.of(self._head.headers, self._request, self._request_size())
-        self._tap.metrics.request(segment, outcome)
+        if outcome == "ok" and self._streamed and glance.has_failed(last):
+            outcome = "engine_error"
+        if self._segment is None:  # its body never came
+            self._arrive(None, self._stated_size())
+        self._tap.metrics.request(self._segment or OTHER, outcome)
         with self._fail_open:
             if outcome == "unreachable":
                 self._tap.probe.doubt()
             # Status 200 and not merely a good one: others carry no completion.
-            if outcome == "ok" and self._status == 200:
-                self._offer(segment, labels)
-        self._tap.memory.give(self._held)  # unless the sampler has it now
-        self._held = 0
+            if outcome == "ok" and self._status == 200 and self._segment is not None:
+                self._offer(self._segment, whole)
+        if self._copy is not None:
+            self._copy.share.clear()  # unless the sampler has it now
 
-    def _offer(self, segment: str, labels: dict[str, str]) -> None:
-        metrics = self._tap.metrics
+    def _offer(self, segment: str, whole: bool) -> None:
+        """``whole``: all of it was seen."""
+        tap, copy, ticket = self._tap, self._copy, self._ticket
         e2e_s = self._ended - self._started
         # A plain answer comes in one piece, when everything has been generated: its first bytes say nothing.
         ttft_s = self._first - self._started if self._streamed and self._first is not None else None
-        metrics.end_to_end.labels(segment).observe(e2e_s)
-        if ttft_s is not None:
-            metrics.time_to_first_token.labels(segment).observe(ttft_s)
-        if self._request is None:
-            metrics.drop(self._lost or "too_large")
-            return
-        response = b"".join(self._chunks)
-        # Usage counts the tokens of all choices together.
-        tokens = None if _SEVERAL.search(self._request) else _tokens(response)
+        if whole:
+            tap.metrics.end_to_end.labels(segment).observe(e2e_s)
+            if ttft_s is not None:
+                tap.metrics.time_to_first_token.labels(segment).observe(ttft_s)
+            if copy is not None and copy.lost is not None:
+                tap.metrics.drop(copy.lost)
+        exchange = self._exchange(segment, copy, ttft_s, e2e_s) if whole and copy is not None else None
+        if ticket is not None:
+            tap.sampler.add(segment, ticket, exchange, tap.clock())
+
+    def _exchange(self, segment: str, copy: Capture, ttft_s: float | None, e2e_s: float) -> Exchange | None:
+        """What was copied; None if it was lost."""
+        if copy.request is None:
+            return None
+        tap, response = self._tap, copy.answer
+        tokens = None if glance.asks_for_several(copy.request) else glance.tokens(response)
         tpot_s = openai.time_per_token(ttft_s, e2e_s, tokens)
         if tpot_s is not None:
-            metrics.time_per_output_token.labels(segment).observe(tpot_s)
+            tap.metrics.time_per_output_token.labels(segment).observe(tpot_s)
         exchange = Exchange(
-            id=self._tap.ids.unique(self._header(b"x-request-id")),
+            id=tap.ids.unique(self._header(b"x-request-id")),
             path=self._head.path,
-            request=self._request,
+            request=copy.request,
             status=self._status,
             headers=self._headers,
             response=response,
-            labels=labels,
+            labels=self._labels,
             session=self._header(b"x-session-id"),
             started_at=self._started_at,
             ttft_s=ttft_s,
             e2e_s=e2e_s,
-            deployment=self._tap.probe.facts(_fingerprint(response)),
+            deployment=tap.probe.facts(glance.fingerprint(response)),
+            no_train=self._forbids_training(),
         )
-        weakref.finalize(exchange, self._tap.memory.give, self._held)
-        self._held = 0
-        self._tap.sampler.add(segment, exchange.id, exchange, self._tap.clock())
+        weakref.finalize(exchange, copy.share.clear)
+        self._copy = None  # its memory is the exchange's now
+        return exchange
 
     @property
     def _streamed(self) -> bool:
         return media_type(self._headers) == "text/event-stream"
 
-    def _asked_itself(self) -> bool:
-        """The client asks SGLang for ids by header: what is its own must not be stripped."""
-        asked = [value for name, value in self._head.headers if name.startswith(b"x-sglext-")]
-        return any(value not in (b"", b"0", b"false") for value in asked)
+    def _forbids_training(self) -> bool:
+        """Any such header but a clear no: a doubtful one is taken for the client's wish to be left out."""
+        values = [value for name, value in self._head.headers if name == b"x-driftwatch-no-train"]
+        return any(value.strip().lower() not in (b"0", b"false") for value in values)
 
-    def _request_size(self) -> int | None:
-        if self._request_bytes is not None:
-            return self._request_bytes
+    def _stated_size(self) -> int | None:
         stated = self._header(b"content-length")
         return int(stated) if stated is not None and stated.isdecimal() else None
 
     def _header(self, name: bytes) -> str | None:
         """A header's value; None if it is missing, empty, or too long to be an id."""
         value = dict(self._head.headers).get(name, b"").decode(errors="replace")
-        return value if 0 < len(value) <= _ID_LENGTH else None
+        return value if 0 < len(value) <= LONGEST else None
 
 
 class _FailOpen:
@@ -295,31 +290,8 @@ def outcome_of(ending: Ending, status: int) -> Outcome:
     """What a request counts as."""
     if ending in ("aborted", "unreachable"):
         return ending
+    if ending == "refused":
+        return "client_error"
     if ending == "broken" or status >= 500:
         return "engine_error"
     return "client_error" if status >= 400 else "ok"
-
-
-def _headers_for(headers: Headers, injected: Injected) -> Headers:
-    """The headers of a request that was replaced."""
-    # A compressed answer could not be stripped again.
-    changed = {b"content-length": b"%d" % len(injected.body), b"accept-encoding": b"identity"}
-    added = dict(injected.headers)
-    lines = [(name, changed.get(name, value)) for name, value in headers if name not in added]
-    lines += injected.headers
-    chunked = all(name != b"content-length" for name, _ in headers)
-    return [*lines, (b"content-length", changed[b"content-length"])] if chunked else lines
-
-
-def _fingerprint(response: bytes) -> str | None:
-    found = _FINGERPRINT.match(response, max(0, response.rfind(b'"system_fingerprint"')))
-    return found[1].decode(errors="replace") if found else None
-
-
-def _tokens(response: bytes) -> int | None:
-    """The engine's own count of output tokens: from its usage, else from the ids that SGLang puts behind a stream."""
-    start = max(response.rfind(name) for name in _COUNTS)
-    if start >= 0 and (found := _TOKENS.match(response, start)):
-        return int(found[1])
-    ids = _SGLEXT_IDS.search(response, max(0, response.rfind(b'"sglext"')))
-    return ids[1].count(b",") + 1 if ids else None

@@ -9,28 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
-from collections.abc import Callable
 
 from driftwatch.tap.client import ClientConnection
-from driftwatch.tap.hooks import Open
-from driftwatch.tap.upstream import Pool
+from driftwatch.tap.hooks import Watcher
+from driftwatch.tap.upstream import Pool, keep_alive
 
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 75.0
-"""Idle connections of clients live longer here than at the engine: the tap adds no race of its own."""
 SWEEP_S = 5.0
 BACKLOG = 2048
 
 
 class Relay:
-    """A listener in front of an engine. ``fault`` counts what hooks have raised."""
+    """A listener in front of an engine."""
 
-    def __init__(self, pool: Pool, open: Open, fault: Callable[[], None]) -> None:
+    def __init__(self, pool: Pool, watcher: Watcher) -> None:
         self.pool = pool
-        self.open = open
-        self.fault = fault
+        self.watcher = watcher
         self.draining = False
         self.connections: set[ClientConnection] = set()
         self._empty = asyncio.Event()
@@ -38,16 +33,16 @@ class Relay:
 
     async def listen(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        keep_alive(sock)  # accepted connections inherit it
         self._server = await loop.create_server(lambda: ClientConnection(self), sock=sock, backlog=BACKLOG)
 
     async def sweep(self) -> None:
-        """Close idle connections, until cancelled."""
+        """Close connections that are idle, or whose client has gone, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
             self.pool.sweep()
-            oldest = time.monotonic() - KEEP_ALIVE_S
-            for connection in [one for one in self.connections if one.idle(oldest)]:
-                connection.close()
+            for connection in list(self.connections):
+                connection.sweep(SWEEP_S)
 
     async def drain(self, seconds: float) -> None:
         """Take no more requests; those in flight have so many seconds to end."""
@@ -65,6 +60,13 @@ class Relay:
             connection.abort()
         self.pool.close()
         await asyncio.sleep(0)  # the aborted ones are told
+
+    def refused(self) -> None:
+        """Count a request that was refused before there were hooks."""
+        try:
+            self.watcher.refused()
+        except Exception:
+            logger.exception("a refused request could not be counted")
 
     def closed(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)

@@ -1,7 +1,8 @@
 """Polls the engine's own metrics and exports them, normalised, as ``driftwatch_live_engine_*``.
 
-Counters count from the tap's first look on: by how much the engine's rose. An engine that restarts begins at zero
-again, which shows as a fall, or as a later ``_created`` time; each engine of a server for itself.
+Counters count from the tap's first look on: by how much the engine's rose. A series that is not there at that look
+began later, at zero (SGLang has none before its first increment). An engine that restarts begins at zero again, which
+shows as a fall, or as a later ``_created`` time; each engine of a server for itself.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Scraper(Collector):
         self._totals: dict[tuple[Counter, Series], float] = {}
         self._gauges: dict[tuple[Gauge, Series], float] = {}
         self._up: bool | None = None
+        self._looked = False
+        """There was a reading of this kind of engine before."""
 
     def register(self, registry: CollectorRegistry) -> None:
         """Export what is known at each look at the tap's own metrics."""
@@ -78,6 +81,14 @@ class Scraper(Collector):
                 await self.poll(session)
                 unknown = self._probe.kind == "auto"
                 await asyncio.sleep(min(UNKNOWN_S, self._interval_s) if unknown else self._interval_s)
+
+    def running(self) -> float | None:
+        """Requests being decoded at the last look, on the mean of the server's engines; None where it does not say."""
+        engines: dict[str, float] = {}
+        for (name, series), value in self._gauges.items():
+            if name == "requests_running":
+                engines[series.engine] = engines.get(series.engine, 0.0) + value
+        return sum(engines.values()) / len(engines) if engines else None
 
     async def poll(self, session: aiohttp.ClientSession) -> None:
         """Read the engine's metrics once, if its kind has any."""
@@ -94,22 +105,26 @@ class Scraper(Collector):
         elif self._up is not False:
             logger.info("no metrics at %s%s", self._url, path)
         self._up = text is not None
-        self.take(found)
+        if text is not None:
+            self.take(found)
+        self._gauges = found.gauges
         if kind == "trtllm" and self._drained and not any(name == "drafted_tokens" for name, _ in found.counters):
             await self._drain(session)
 
     def take(self, found: Scrape) -> None:
-        """Take one reading: counters by how much they rose, gauges as they are."""
+        """Take a reading's counters, by how much they rose."""
         for key, value in found.counters.items():
             created = found.created.get(key)
             before = self._last.get(key)
-            restarted = before is not None and (value < before or _later(created, self._created.get(key)))
-            start = value if before is None else 0.0 if restarted else before
+            if before is None:
+                before = 0.0 if self._looked else value
+            restarted = value < before or _later(created, self._created.get(key))
+            start = 0.0 if restarted else before
             self._totals[key] = self._totals.get(key, 0.0) + value - start
             self._last[key] = value
             if created is not None:
                 self._created[key] = created
-        self._gauges = found.gauges
+        self._looked = True
 
     async def _drain(self, session: aiohttp.ClientSession) -> None:
         data = await self._get(session, exposition.DRAINED)
@@ -121,9 +136,16 @@ class Scraper(Collector):
             self._totals[key] = self._totals.get(key, 0.0) + value
 
     async def _get(self, session: aiohttp.ClientSession, path: str) -> bytes | None:
-        headers = {"accept": exposition.ACCEPT}
+        headers = {"accept": exposition.ACCEPT, **self._probe.headers}
         try:
             async with session.get(self._url + path, headers=headers, allow_redirects=False) as response:
+                if response.status in (401, 403) and self._up is not False:
+                    logger.warning(
+                        "the engine wants an API key for %s%s: its own figures are missing; set engine.token or"
+                        " engine.token_file",
+                        self._url,
+                        path,
+                    )
                 if response.status != 200 or (response.content_length or 0) > LARGEST:
                     return None
                 data = bytearray()

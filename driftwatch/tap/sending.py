@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from driftwatch.tap.framing import Chunked, Framing, Length
-from driftwatch.tap.hooks import Guard
+from driftwatch.tap.hooks import Guard, Unread
 from driftwatch.tap.http1 import RequestHead
+from driftwatch.tap.memory import Memory, Share
 
 REPLAY_BYTES = 64 * 1024
 """Of a body that is streamed, this much is remembered for a second try."""
 
 
 class Sending:
-    """Follows the request's body. It is ``held`` until the hooks have seen the whole of it, or it is too large."""
+    """Follows the request's body. It is ``held`` until the hooks have seen the whole of it, it is too large, or there
+    is no room for it."""
 
-    def __init__(self, head: RequestHead, hooks: Guard, prefix: bytes) -> None:
+    def __init__(self, head: RequestHead, hooks: Guard, prefix: bytes, memory: Memory) -> None:
         self._head = head
         self._hooks = hooks
         self._prefix = prefix
@@ -25,6 +27,7 @@ class Sending:
         self.replaced = False
         self._limit = hooks.capture_bytes if self.held else REPLAY_BYTES
         self._taken = 0
+        self._share = Share(memory)
         self._kept: list[bytes] | None = [] if self.held else [head.forward(prefix)]
 
     @property
@@ -46,38 +49,58 @@ class Sending:
         taken = self._framing.take(data, self._content)
         piece, rest = (data, b"") if taken == len(data) else (data[:taken], data[taken:])
         self._taken += taken
-        if self._kept is not None:
-            self._kept.append(piece)
-        if self._content is not None:
-            if self._taken > self._hooks.capture_bytes:
-                self.show(too_large=True)
-            elif self._framing.complete:
-                self.show()
+        if self._kept is not None or self._content is not None:
+            if self._kept is not None:
+                self._kept.append(piece)
+            # What it says and how it was framed are the same bytes, unless it is chunked.
+            if not self._share.take(taken * (2 if self._head.chunked and self._content is not None else 1)):
+                self._limit = -1
+                self.skip("memory")
+            elif self._content is not None and self._taken > self._hooks.capture_bytes:
+                self.skip("too_large")
+        if self._framing.complete:
+            self.show()
         return piece, rest
 
-    def show(self, *, too_large: bool = False) -> None:
+    def show(self) -> None:
         """Give the body to the hooks, if they have not had it; they may replace it if it is held."""
         content, self._content = self._content, None
         if content is None:
             return
-        replaced = self._hooks.body(None if too_large else b"".join(content))
-        if not self.held:
-            return
+        replaced = self._hooks.body(b"".join(content))
+        if self.held:
+            self._let_go()
+            if replaced is not None:
+                self.replaced = True
+                body, headers = replaced
+                self._kept = [self._head.forward(self._prefix, headers), body]
+
+    def skip(self, reason: Unread) -> None:
+        """The hooks do not get the body, if they have not had it."""
+        content, self._content = self._content, None
+        if content is not None:
+            self._hooks.unread(reason)
+        if self.held:
+            self._let_go()
+
+    def _let_go(self) -> None:
         self.held = False
-        if replaced is not None and not too_large:
-            self.replaced = True
-            body, headers = replaced
-            self._kept = [self._head.forward(self._prefix, headers), body]
-        else:
-            self._kept = [self._head.forward(self._prefix), *(self._kept or ())]
+        self._kept = [self._head.forward(self._prefix), *(self._kept or ())]
 
     def so_far(self) -> bytes:
         """All that a new connection is sent."""
         data = b"".join(self._kept or ())
         if self.large:
-            self._kept = None
+            self.forget()
         return data
 
     def forget(self) -> None:
         """It need not be sent again."""
         self._kept = None
+        if self._content is None:
+            self._share.clear()
+
+    def close(self) -> None:
+        """The exchange is over."""
+        self._kept = self._content = None
+        self._share.clear()

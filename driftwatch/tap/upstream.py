@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from collections import deque
-from typing import Protocol
 from urllib.parse import urlsplit
+
+from driftwatch.tap.sides import Served
 
 KEEP_ALIVE_S = 3.0
 """vLLM and uvicorn close idle connections after 5 s: one older than this could be closing while it is chosen."""
@@ -16,23 +18,12 @@ READ_BYTES = 64 * 1024
 """Read at once: beside the write buffer's high-water mark this bounds what a stalled client costs."""
 
 
-class Answering(Protocol):
-    """Whom a connection serves: an exchange."""
-
-    tunnel: bool
-    """The two directions end apart."""
-
-    def answer(self, data: bytes) -> None:
-        """Bytes from the engine."""
-
-    def engine_ended(self) -> None:
-        """The engine sends nothing more into a tunnel."""
-
-    def engine_lost(self, connection: Connection, failure: Exception | None) -> None:
-        """The connection is gone; without a failure, the engine closed it in order."""
-
-    def engine_full(self, full: bool) -> None:
-        """The engine takes no more bytes for now, or takes them again."""
+def keep_alive(sock: socket.socket) -> None:
+    """Let the kernel find out within two minutes that a peer's machine is gone, which no packet will ever tell."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -42,7 +33,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.user: Answering | None = None
+        self.user: Served | None = None
         self.used = False
         """It has served a request before: the engine may be closing it."""
         self.idle_since = 0.0
@@ -66,14 +57,14 @@ class Connection(asyncio.BufferedProtocol):
             return True
         self.abort()  # not later, when the engine has read what is on its way to it
         if user is not None:
-            user.engine_lost(self, None)
+            user.engine_lost(None, used=self.used)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         user, self.user = self.user, None
         self._pool.forget(self)
         if user is not None:
-            user.engine_lost(self, exc)
+            user.engine_lost(exc, used=self.used)
 
     def pause_writing(self) -> None:
         if self.user is not None:
@@ -117,6 +108,8 @@ class Pool:
             _, connection = await loop.create_connection(
                 lambda: Connection(self), self._host, self._port, ssl=self._ssl
             )
+        if (sock := connection.transport.get_extra_info("socket")) is not None:
+            keep_alive(sock)
         return connection
 
     def give_back(self, connection: Connection) -> None:

@@ -48,6 +48,8 @@ class Exchange:
     ttft_s: float | None = None
     e2e_s: float | None = None
     deployment: Mapping[str, str] = field(default_factory=dict)
+    no_train: bool = False
+    """The client forbade training on this request."""
 
     @property
     def streamed(self) -> bool:

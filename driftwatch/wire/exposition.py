@@ -13,7 +13,7 @@ engine does not say is absent here too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +29,13 @@ ACCEPT = "text/plain;version=0.0.4"
 # Sample lines only. Label values escape quotes, so that a quote ends one.
 _SAMPLE = re.compile(r"^(?:vllm|sglang|trtllm)[:_]([a-z_0-9]+)(?:\{(.*)\})? (\S+)(?: \d+)?$", re.MULTILINE)
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+
+
+RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
+"""Places within one engine, all of which work on the same requests."""
+
+Sample = tuple[str, dict[str, str], float]
+"""Name, labels and value of one line."""
 
 
 class Series(NamedTuple):
@@ -96,10 +103,7 @@ GAUGES: Mapping[str, Mapping[str, Gauge]] = {
 def read(kind: str, text: str) -> Scrape:
     """Read Prometheus text of an engine kind; what is not understood is left out."""
     found = Scrape()
-    for name, labels, value in _samples(text):
-        # PD: both kinds of workers see each request, and only decode has its acceptance.
-        if labels.get("engine_type") == "prefill" or labels.get("tp_rank", "0") != "0":
-            continue
+    for name, labels, value in _once(_samples(text)):
         series = Series(labels.get("engine") or labels.get("dp_rank") or "0", labels.get("model_name", ""))
         if (gauge := GAUGES[kind].get(name)) is not None:
             found.gauges[gauge, series] = value
@@ -186,7 +190,27 @@ def read_iterations(iterations: object, model: str = "") -> dict[tuple[Counter, 
     return risen
 
 
-def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+def _once(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Samples without those that say the same a second time.
+
+    With ``--enable-metrics-for-all-schedulers`` every rank of a tensor or pipeline group states the figures of its
+    group. Which rank speaks otherwise depends: with attention data parallelism group n begins at a ``tp_rank`` of its
+    own. So of ranks that differ in nothing else the first one counts, and groups (``dp_rank``) stand side by side.
+    """
+    first: dict[tuple[str, frozenset[tuple[str, str]]], tuple[list[int], Sample]] = {}
+    for sample in samples:
+        name, labels, _ = sample
+        # PD: both kinds of workers see each request, and only decode has its acceptance.
+        if labels.get("engine_type") == "prefill":
+            continue
+        rank = [int(text) if (text := labels.get(key, "0")).isdecimal() else 0 for key in RANKS]
+        group = name, frozenset((key, value) for key, value in labels.items() if key not in RANKS)
+        if group not in first or rank < first[group][0]:
+            first[group] = rank, sample
+    return (sample for _, sample in first.values())
+
+
+def _samples(text: str) -> Iterator[Sample]:
     for match in _SAMPLE.finditer(text):
         name, labels, value = match.groups()
         try:

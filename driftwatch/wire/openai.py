@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from driftwatch.records import Record
+from driftwatch.records import EngineFigures, Record
 from driftwatch.wire import sse
 from driftwatch.wire.encoding import decode
 from driftwatch.wire.exchange import Exchange, Skip
@@ -219,7 +219,14 @@ def build(values: Json) -> Record:
 
 
 def validated(values: Json) -> Record:
-    """A record of these values, perhaps without any text. Raises Skip."""
+    """A record of these values, perhaps without any text. Raises Skip.
+
+    Figures of a shape that the engine was not known to give cost the record nothing: they are refused with the reason.
+    """
+    try:
+        EngineFigures.model_validate(values.get("engine") or {})
+    except ValidationError:
+        values = values | {"engine": {"refused": "malformed"}}
     try:
         return Record(**values)
     except ValidationError:

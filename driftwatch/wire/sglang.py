@@ -9,7 +9,8 @@ As SGLang 0.5.23 does it (older key names in ``NAMES``):
 
 What the figures mean: ``spec_verify_ct`` are windows, ``correct`` drafts are accepted without bonus.
 ``spec_accept_length`` counts the prefill token and is not used. ``proposed`` is windows x (N - 1) with the static N:
-true of chains, not of trees (where N counts nodes), ragged verification or adaptive steps.
+true of chains, not of trees (where N counts nodes), ragged verification or adaptive steps. A tree's windows have their
+steps as proposals (driftwatch.acceptance), so its rate is accepted / (verify calls x steps).
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ NAMES = {
 }
 """Our words, and SGLang's from the newest to the oldest: 0.5.12 renamed them and kept aliases until after 0.5.16."""
 
+TREES = ("EAGLE", "EAGLE3", "NEXTN")
+"""Algorithms that draft trees with a topk above 1, of as many depths as they make steps."""
 SPEC_DETAILS_SINCE = (0, 5, 17)
 IDS_HEADERS = {"input_ids": b"x-sglext-return-input-ids", "output_ids": b"x-sglext-return-output-ids"}
+
+LOSSY = "lossy"
 
 Json = dict[str, Any]
 
@@ -112,6 +117,20 @@ def inject(path: str, body: bytes, facts: Mapping[str, str]) -> Injected | None:
     return Injected(new, ids=False, usage=False, headers=tuple(headers), sglext=frozenset(keys), dropped=dropped)
 
 
+def verification(facts: Mapping[str, str]) -> dict[str, str]:
+    """How drafts are verified, as a fact, where that is not lossless verification token by token.
+
+    Thresholds below 1 accept tokens that the target would not have sampled; they can be changed while it runs.
+    """
+    for key in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
+        try:
+            if float(facts.get(key, "1")) != 1.0:
+                return {"verification": LOSSY}
+        except ValueError:
+            continue
+    return {"verification": "block"} if facts.get("speculative_use_block_verification") == "true" else {}
+
+
 def figures(meta: Json, facts: Mapping[str, str], tokens: object = None) -> Json | None:
     """What the engine counted, in the words of the acceptance definitions; None where it did not speculate.
 
@@ -120,6 +139,8 @@ def figures(meta: Json, facts: Mapping[str, str], tokens: object = None) -> Json
     windows = meta.get("spec_verify_ct")
     if type(windows) is not int or windows <= 0:
         return None
+    if facts.get("verification") == LOSSY or verification(facts).get("verification") == LOSSY:
+        return {"refused": "lossy_verification"}
     if facts.get("speculative_adaptive") == "true":
         # Steps without a draft count as verified ones with nothing accepted: load would read as drift.
         return {"refused": "adaptive_steps"}
@@ -138,6 +159,9 @@ def figures(meta: Json, facts: Mapping[str, str], tokens: object = None) -> Json
         found |= {"drafted": drafted, "gamma": drafted // windows}
     elif steps.isdecimal() and int(steps) > 0:
         found["gamma"] = int(steps)
+        topk = facts.get("speculative_eagle_topk", "")
+        if facts.get("speculative_algorithm") in TREES and topk.isdecimal() and int(topk) > 1:
+            found["drafted"] = int(steps) * windows
     return found
 
 
@@ -177,15 +201,17 @@ def _generate(exchange: Exchange) -> Record:
     prompt = request.get("input_ids") or next(
         (a["prompt_token_ids"] for a in answers if a.get("prompt_token_ids")), None
     )
-    output = _joined([answer["output_ids"] for answer in answers if isinstance(answer.get("output_ids"), list)], tokens)
+    output = [answer["output_ids"] for answer in answers if isinstance(answer.get("output_ids"), list)]
     texts = [text for answer in answers if isinstance(text := answer.get("text"), str)]
+    cumulative = _cumulative(answers, texts)
+    ids = output[-1] if output and cumulative else [token for chunk in output for token in chunk]
     deployment = dict(exchange.deployment)
     if isinstance(meta.get("weight_version"), str):
         deployment["weight_version"] = meta["weight_version"]
     values: Json = {
         "id": exchange.id,
         "prompt": request.get("text"),
-        "output": texts[-1] if _cumulative(texts) else "".join(texts),
+        "output": texts[-1] if texts and cumulative else "".join(texts),
         **{key: sampling.get(key) for key in ("temperature", "top_p", "top_k")},
         "labels": dict(exchange.labels),
         "ts": exchange.started_at,
@@ -201,25 +227,30 @@ def _generate(exchange: Exchange) -> Record:
     }
     if not isinstance(prompt, list) or meta.get("prompt_tokens", len(prompt)) != len(prompt):
         prompt = None  # a log that cut it short
-    if prompt and output:
-        values |= {"prompt_token_ids": prompt, "output_token_ids": output}
+    if prompt and ids and len(ids) == tokens:
+        values |= {"prompt_token_ids": prompt, "output_token_ids": ids}
     elif not isinstance(values["prompt"], str):
         raise Skip("unsupported")
     return openai.build(values)
 
 
-def _joined(chunks: list[list[int]], counted: object) -> list[int] | None:
-    """The output ids of a stream, whichever way it repeats them; None if they are not whole."""
-    if not chunks:
-        return None
-    for ids in (chunks[-1], [token for chunk in chunks for token in chunk]):
-        if len(ids) == counted:
-            return ids
-    return None
+def _cumulative(answers: list[Json], texts: list[str]) -> bool:
+    """Whether each chunk repeats the ones before, as is the default, or goes on behind them.
 
-
-def _cumulative(texts: list[str]) -> bool:
-    return bool(texts) and all(later.startswith(text) for text, later in pairwise(texts))
+    Each counts the tokens so far: one that holds fewer ids goes on. Text tells nothing of that (a model that repeats
+    itself gives chunks of which each begins like the one before), so it is asked only where there are no ids.
+    """
+    sizes = [
+        (len(ids), count)
+        for answer in answers
+        if isinstance(ids := answer.get("output_ids"), list)
+        and isinstance(meta := answer.get("meta_info"), dict)
+        and type(count := meta.get("completion_tokens")) is int
+    ]
+    if sizes:
+        later = [ids == count for (_, before), (ids, count) in pairwise(sizes) if before]
+        return any(later) or not later
+    return all(later.startswith(text) for text, later in pairwise(texts))
 
 
 def _check_openai(path: str) -> Any:

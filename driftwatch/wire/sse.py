@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # A lone CR ends a line only if no LF follows. The lookahead also keeps CRLF from being read as two line ends.
 _LINE_END = rb"(?:\r\n|\r(?!\n)|\n)"
@@ -17,8 +17,7 @@ _LINES = re.compile(rb"\r\n|\r|\n")
 _LONGEST_END = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One block of the stream, its blank line included."""
 
     raw: bytes
@@ -32,6 +31,8 @@ class Parser:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._passed = b""
+        """The last bytes of an event that was let go: its end may have begun."""
 
     @property
     def rest(self) -> bytes:
@@ -45,6 +46,13 @@ class Parser:
     def feed(self, data: bytes) -> Iterator[Event]:
         """Yield the events that ``data`` completes. Exhaust it before feeding more."""
         buffer = self._buffer
+        if not buffer and b"\r" not in data:  # as most pieces are
+            begin = 0
+            while (end := data.find(b"\n\n", begin) + 2) > 1:
+                yield _event(data[begin:end])
+                begin = end
+            buffer += data[begin:]
+            return
         # A blank line may have begun in what came before; further back there is none, or it would have been found.
         position = max(0, len(buffer) - _LONGEST_END + 1)
         buffer += data
@@ -54,6 +62,23 @@ class Parser:
             position = 0
             yield _event(raw)
 
+    def let_go(self) -> bytes:
+        """Take the bytes of an unfinished event, to pass them on before its end has come."""
+        taken = self.rest
+        self._buffer.clear()
+        self._passed = taken[-_LONGEST_END + 1 :]
+        return taken
+
+    def through(self, data: bytes) -> tuple[bytes, bytes | None]:
+        """The bytes of the event that was let go, and those behind it; None while it goes on."""
+        seen = self._passed + data
+        end = _BLANK_LINE.search(seen)
+        if end is None:
+            self._passed = seen[-_LONGEST_END + 1 :]
+            return data, None
+        position = end.end() - len(self._passed)
+        return data[:position], data[position:]
+
 
 def parse(data: bytes) -> Iterator[Event]:
     """All events of a complete stream."""
@@ -61,6 +86,8 @@ def parse(data: bytes) -> Iterator[Event]:
 
 
 def _event(raw: bytes) -> Event:
+    if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
+        return Event(raw, raw[6:-2])  # as most are
     values: list[bytes] = []
     name: bytes | None = None
     for line in _LINES.split(raw):

@@ -3,23 +3,33 @@
 As vLLM 0.32 does it: without ``return_token_ids`` the fields are there and null; a usage event carries the
 ``system_fingerprint`` that otherwise the last content event has; ids force events with an empty delta.
 As SGLang 0.5.23 does it: fields that nobody asked for are not there at all; ``sglext`` comes in an event of its own.
+
+Whole events are cut out, and members out of the others (``surgery``): every byte that stays is the engine's own.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import orjson
 
 from driftwatch.wire import sse
 from driftwatch.wire.injection import Injected
+from driftwatch.wire.surgery import Surgeon
 
-LARGEST = 16 * 1024 * 1024
-"""More bytes than this are not held back for one event or one JSON answer; the rest then passes as it is."""
+SMALL = 64 * 1024
+LARGEST = 1024 * 1024
+"""A larger event passes in pieces: what is in it is taken out all the same, but it is not judged as a whole."""
+
+IDS = frozenset({b"prompt_token_ids", b"token_ids"})
+_FLAT = re.compile(rb'(token_ids"\s*:\s*)\[[\d\s,]*\]')
 
 
 class Stripper(Protocol):
-    """Fed with the engine's bytes; gives the client's. Neither method loses content or raises."""
+    """Fed with the engine's bytes; gives the client's, never more of them. Neither method loses content or raises."""
 
     def feed(self, data: bytes) -> bytes: ...
 
@@ -27,95 +37,115 @@ class Stripper(Protocol):
         """What is still held back, at the end of the answer or where it broke off."""
 
 
-def stripper(injected: Injected, media_type: str) -> Stripper | None:
-    """The stripper for an answer of this media type; None if it can hold nothing to strip."""
+def stripper(injected: Injected, media_type: str, room: Callable[[int], bool]) -> Stripper | None:
+    """The stripper for an answer of this media type; None if it can hold nothing to strip.
+
+    ``room`` is asked before more than a piece is held back; where there is none, it passes in pieces.
+    """
     if media_type == "text/event-stream":
-        return EventStripper(injected)
+        return EventStripper(injected, room)
     if media_type == "application/json":
-        return JsonStripper(injected)
+        return surgeon(injected)
     return None
 
 
-class JsonStripper:
-    """Strips a plain JSON answer, which is held back until it is whole."""
-
-    def __init__(self, injected: Injected) -> None:
-        self._injected = injected
-        self._held = bytearray()
-        self._open = True
-
-    def feed(self, data: bytes) -> bytes:
-        if not self._open:
-            return data
-        self._held += data
-        if len(self._held) <= LARGEST:
-            return b""
-        self._open = False
-        return self._take()
-
-    def close(self) -> bytes:
-        body = self._take()
-        if not self._open:
-            return body
-        try:
-            answer = orjson.loads(body)
-            return orjson.dumps(answer) if _clean(answer, self._injected) else body
-        except (orjson.JSONDecodeError, TypeError):
-            return body
-
-    def _take(self) -> bytes:
-        held = bytes(self._held)
-        self._held.clear()
-        return held
+def surgeon(injected: Injected) -> Surgeon:
+    """Takes out of a whole answer, or of the data of an event, what was asked for."""
+    return Surgeon(
+        IDS if injected.ids else frozenset(),
+        frozenset(name.encode() for name in injected.dropped),
+        frozenset(name.encode() for name in injected.sglext),
+    )
 
 
 class EventStripper:
     """Strips a stream, event by event. Only a last content event waits: for the event behind it."""
 
-    def __init__(self, injected: Injected) -> None:
+    def __init__(self, injected: Injected, room: Callable[[int], bool]) -> None:
         self._injected = injected
+        self._room = room
+        self._granted = SMALL
+        names = (["token_ids"] if injected.ids else []) + ["sglext", "usage"] + sorted(injected.dropped)
+        self._marks = [f'{name}"'.encode() for name in names]
         self._parser = sse.Parser()
         self._last: tuple[sse.Event, dict[str, Any]] | None = None
         self._usage_everywhere = False
-        self._open = True
+        self._passing: Surgeon | None = None
+        """Works on the present event, which is too large to be held back."""
 
     def feed(self, data: bytes) -> bytes:
-        if not self._open:
+        if self._last is None and self._passing is None and not self._parser and self._plain(data):
             return data
-        out = b"".join([self._event(event) for event in self._parser.feed(data)])
-        if len(self._parser) > LARGEST:
-            self._open = False
-            out += self._release() + self._parser.rest
-        return out
+        out = []
+        if self._passing is not None:
+            here, behind = self._parser.through(data)
+            out.append(self._passing.feed(here))
+            if behind is None:
+                return out[0]
+            out.append(self._passing.close())
+            self._passing, data = None, behind
+        out += map(self._event, self._parser.feed(data))
+        while len(self._parser) > self._granted:
+            if self._granted >= LARGEST or not self._room(SMALL):
+                self._passing = surgeon(self._injected)
+                out += [self._release(), self._passing.feed(self._parser.let_go())]
+                break
+            self._granted += SMALL
+        return b"".join(out)
 
     def close(self) -> bytes:
-        return self._release() + (self._parser.rest if self._open else b"")
+        passing = self._passing.close() if self._passing is not None else b""
+        return self._release() + passing + self._parser.rest
+
+    def _plain(self, data: bytes) -> bool:
+        """Whether these are whole events, and hold nothing that was asked for, nor the end of a choice."""
+        return (
+            data.endswith(b"\n\n")
+            and not any(mark in data for mark in self._marks)
+            and data.count(b'"finish_reason"') == data.count(b'"finish_reason":null')
+        )
 
     def _event(self, event: sse.Event) -> bytes:
-        try:
-            answer = orjson.loads(event.data) if event.data is not None else None
-        except orjson.JSONDecodeError:
-            answer = None  # [DONE], or nothing that the tap understands
-        if isinstance(answer, dict) and _drop(answer, self._injected):
+        injected = self._injected
+        answer = _read(event.data)
+        if not isinstance(answer, dict):
+            return self._release() + event.raw  # [DONE], or nothing that the tap understands
+        if (injected.sglext or injected.dropped) and _drop(answer, injected):
             if _only_extensions(answer):
                 return self._release()
-            event = _with_data(event, answer)
-        if not isinstance(answer, dict) or not isinstance(choices := answer.get("choices"), list):
-            return self._release() + event.raw
+            event = _operated(event, injected)
+        choices = answer.get("choices")
+        if not isinstance(choices, list):
+            return self._release() + self._without_ids(event, answer).raw
         usage = answer.get("usage") is not None
-        if self._injected.usage and usage and not choices and not self._usage_everywhere:
+        if injected.usage and usage and not choices and not self._usage_everywhere:
             return self._release(answer.get("system_fingerprint"))
         # --enable-force-include-usage: the client would have got the usage event too, so it stays.
         self._usage_everywhere |= usage
-        if self._injected.ids and _remove_ids(answer):
-            if _is_empty(choices):
-                return self._release()
-            event = _with_data(event, answer)
+        event = self._without_ids(event, answer)
         out = self._release()
-        if self._injected.usage and any(isinstance(one, dict) and one.get("finish_reason") for one in choices):
+        if not event.raw:
+            return out
+        if injected.usage and any(isinstance(one, dict) and one.get("finish_reason") for one in choices):
             self._last = event, answer
             return out
         return out + event.raw
+
+    def _without_ids(self, event: sse.Event, answer: dict[str, Any]) -> sse.Event:
+        """The event with its ids made null; empty if it was there for them alone."""
+        if not self._injected.ids or not (found := _remove_ids(answer)):
+            return event
+        choices = answer.get("choices")
+        if isinstance(choices, list) and _is_empty(choices):
+            return sse.Event(b"", None)
+        # As many keys as there are such values: then none lies elsewhere, and the brackets need not be followed.
+        keys = list(_FLAT.finditer(event.raw))
+        if len(keys) != found:
+            return _operated(event, self._injected)
+        raw = event.raw
+        for key in reversed(keys):
+            raw = raw[: key.end(1)] + b"null" + raw[key.end() :]
+        return sse.Event(raw, None, event.name)
 
     def _release(self, fingerprint: object = None) -> bytes:
         """The event held back, with the fingerprint that it carries when no usage event follows."""
@@ -124,20 +154,36 @@ class EventStripper:
         event, answer = self._last
         self._last = None
         if fingerprint is not None and "system_fingerprint" not in answer:
-            event = _with_data(event, {**answer, "system_fingerprint": fingerprint})
+            end = event.raw.rindex(b"}")
+            return event.raw[:end] + b',"system_fingerprint":' + json.dumps(fingerprint).encode() + event.raw[end:]
         return event.raw
 
 
-def _clean(answer: Any, injected: Injected) -> bool:
-    """Strip a whole answer. True if there was anything to strip."""
-    dropped = _drop(answer, injected)
-    return (injected.ids and _remove_ids(answer)) or dropped
+def _read(data: bytes | None) -> Any:
+    """The JSON of an event, read as leniently as anybody does; None if it is none."""
+    if data is None:
+        return None
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.loads(data)  # NaN, and surrogates that stand alone
+    except (ValueError, RecursionError):
+        return None
 
 
-def _drop(answer: Any, injected: Injected) -> bool:
+def _operated(event: sse.Event, injected: Injected) -> sse.Event:
+    operation, data = surgeon(injected), event.data or b""
+    left = operation.feed(data) + operation.close()
+    if event.raw.count(data) == 1:
+        return sse.Event(event.raw.replace(data, left), left, event.name)
+    name = b"event: " + event.name + b"\n" if event.name else b""  # data over several lines
+    return sse.Event(name + b"".join(b"data: " + line + b"\n" for line in left.split(b"\n")) + b"\n", left, event.name)
+
+
+def _drop(answer: dict[str, Any], injected: Injected) -> bool:
     """Remove the keys that are there only since they were asked for. True if there were any."""
-    if not isinstance(answer, dict):
-        return False
     found = False
     choices = answer.get("choices")
     if injected.dropped:
@@ -147,11 +193,12 @@ def _drop(answer: Any, injected: Injected) -> bool:
                 found = True
     extensions = answer.get("sglext")
     if injected.sglext and isinstance(extensions, dict):
-        for key in injected.sglext & extensions.keys():
+        asked = injected.sglext & extensions.keys()
+        for key in asked:
             del extensions[key]
-            found = True
-        if found and not extensions:
+        if asked and not extensions:
             del answer["sglext"]
+        found |= bool(asked)
     return found
 
 
@@ -160,33 +207,28 @@ def _only_extensions(answer: dict[str, Any]) -> bool:
     return answer.get("choices") == [] and "sglext" not in answer and answer.get("usage") is None
 
 
-def _remove_ids(answer: Any) -> bool:
-    """Make the ids null, as they are when nobody asks. True if there were any."""
-    found = False
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    for holder in [answer, *(choices if isinstance(choices, list) else [])]:
-        for key in ("prompt_token_ids", "token_ids"):
-            if isinstance(holder, dict) and isinstance(holder.get(key), list):
-                holder[key] = None
-                found = True
+def _remove_ids(answer: dict[str, Any]) -> int:
+    """Make the ids null, as they are when nobody asks. How many there were."""
+    found = 0
+    choices = answer.get("choices")
+    for holder in [answer, *choices] if isinstance(choices, list) else [answer]:
+        if isinstance(holder, dict):
+            for key in ("prompt_token_ids", "token_ids"):
+                if isinstance(holder.get(key), list):
+                    holder[key] = None
+                    found += 1
     return found
 
 
 def _is_empty(choices: list[Any]) -> bool:
     """Whether a chat event exists only for its ids: no text, no role, no end, no log probabilities."""
-    return bool(choices) and all(
-        isinstance(choice, dict)
-        and isinstance(choice.get("delta"), dict)
-        and not any(value is not None for value in choice["delta"].values())
-        and choice.get("finish_reason") is None
-        and choice.get("logprobs") is None
-        for choice in choices
-    )
-
-
-def _with_data(event: sse.Event, answer: dict[str, Any]) -> sse.Event:
-    data = orjson.dumps(answer)
-    if event.data is not None and event.raw.count(event.data) == 1:
-        return sse.Event(event.raw.replace(event.data, data), data, event.name)
-    name = b"event: " + event.name + b"\n" if event.name else b""  # data over several lines
-    return sse.Event(name + b"data: " + data + b"\n\n", data, event.name)
+    for choice in choices:
+        delta = choice.get("delta") if isinstance(choice, dict) else None
+        if not isinstance(delta, dict):
+            return False
+        for value in delta.values():
+            if value is not None:
+                return False
+        if choice.get("finish_reason") is not None or choice.get("logprobs") is not None:
+            return False
+    return bool(choices)

@@ -105,10 +105,14 @@ class Control:
         self.records += [json.loads(line) for line in (await request.read()).splitlines()]
         return web.json_response({"stored": 1, "duplicates": 0}, status=201)
 
+    async def budgets(self, request: web.Request) -> web.Response:
+        return web.Response(status=304)  # what the settings say holds
+
     @contextlib.asynccontextmanager
     async def on(self) -> AsyncIterator[None]:
         server = web.Application(client_max_size=20_000_000)
         server.router.add_post("/v1/samples", self.answer)
+        server.router.add_get("/v1/sampling", self.budgets)
         runner = web.AppRunner(server)
         await runner.setup()
         try:
@@ -680,6 +684,41 @@ async def test_a_plain_answer_is_stripped_and_its_length_is_right() -> None:
         assert (b"content-length", b"%d" % len(body)) in headers
 
 
+@pytest.mark.parametrize("place", ["choice", "root"])
+async def test_a_large_plain_answer_is_stripped_as_it_passes(place: str) -> None:
+    """The client gets the same JSON as without the tap, under the engine's own length, and no stream waits for it."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": 'a"\\b' * 400_000}, "finish_reason": "stop"}
+    answer: dict[str, Any] = {"id": "c", "choices": [choice | {"token_ids": None}], "prompt_token_ids": None}
+    asked = json.loads(json.dumps(answer))
+    (asked if place == "root" else asked["choices"][0])["prompt_token_ids" if place == "root" else "token_ids"] = list(
+        range(1_500_000)
+    )
+    async with bench(vllm=True, tap={"memory_bytes": 4_000_000}) as at:
+        await at.until_probed()
+        body = json.dumps(asked).encode()
+        at.engine.replays([body[i : i + 65_536] for i in range(0, len(body), 65_536)], "application/json")
+        status, _, got = await at.ask(at.url, "POST", CHAT, json=BODY)
+        assert (status, json.loads(got)) == (200, answer)
+        assert len(got) == len(body)
+        assert at.metric("dropped_total", reason="too_large") == 1
+        assert at.metric("requests_total", segment="tenant=none", outcome="ok") >= 1
+
+
+async def test_what_the_tap_refuses_is_counted() -> None:
+    async with bench() as at:
+        for request in (b"GET /a HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 70_000 + b"\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", at.tap.ports[0])
+            writer.write(request)
+            assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 4")
+            writer.close()
+        assert at.metric("requests_total", segment="unrecorded", outcome="client_error") == 2
+        reader, writer = await asyncio.open_connection("127.0.0.1", at.tap.ports[0])
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab".encode())
+        assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+        assert at.metric("requests_total", segment="tenant=none", outcome="client_error") == 1
+
+
 async def test_a_stripped_stream_that_came_with_a_length_has_the_right_one() -> None:
     """As from a gateway that buffers: the next answer on this connection begins where this one says that it ends."""
     path, request, pieces = recorded("plain")
@@ -762,6 +801,70 @@ async def test_samples_reach_control_while_the_tap_runs() -> None:
     assert sum(record["weight"] for record in b.control.records) == pytest.approx(20)
     assert all(record["output"] == "hello" for record in b.control.records)
     assert "Bearer" not in json.dumps(b.control.records)
+
+
+async def test_of_much_traffic_little_is_asked_all_is_counted_and_the_samples_stand_for_all() -> None:
+    path, request, pieces = recorded("plain")
+    plain = asked(request, return_token_ids=None, stream_options=None)
+    async with bench(vllm=True, sampling={"per_window": 1, "window_s": 1}) as b:
+        await b.until_probed()
+        b.engine.bodies.clear()
+        sent = 0
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            b.engine.bodies.append(await request.read())
+            unasked = [b'data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}\n\n', b"data: [DONE]\n\n"]
+            body = b"".join(pieces if b"return_token_ids" in b.engine.bodies[-1] else unasked)
+            return web.Response(body=body, headers={"content-type": "text/event-stream"})
+
+        b.engine.handler = handler
+
+        async def send(count: int) -> None:
+            nonlocal sent
+            answers = await asyncio.gather(
+                *(b.ask(b.url, "POST", path, data=plain, headers={"x-tenant": "a"}) for _ in range(count))
+            )
+            sent += count
+            assert all(status == 200 and b'_ids":[' not in body for status, _, body in answers)
+
+        def asked_for() -> int:
+            return sum(b"return_token_ids" in body for body in b.engine.bodies)
+
+        async with asyncio.timeout(30):
+            while sent - asked_for() < 20:  # until a window has been busy enough for the next one to leave some alone
+                await send(20)
+        await asyncio.sleep(2.1)  # a window without traffic: all may be kept again
+        before = asked_for()
+        await send(1)
+        assert asked_for() == before + 1
+        assert b.metric("requests_total", segment="tenant=a", outcome="ok") == sent
+        assert b.metric("time_to_first_token_seconds_count", segment="tenant=a") == sent
+        assert b.metric("time_per_output_token_seconds_count", segment="tenant=a") == asked_for()
+    samples = [record for record in b.control.records if record["labels"] == {"tenant": "a"}]
+    assert [len(record["output_token_ids"]) for record in samples] == [48] * len(samples)
+    assert sum(record["weight"] for record in samples) == pytest.approx(sent)
+    assert b.metric("samples_total", segment="tenant=a", outcome="not_chosen") == sent - len(samples)
+
+
+async def test_an_engine_that_compresses_all_the_same_is_asked_once() -> None:
+    """What it was asked for cannot be taken out of such an answer."""
+    async with bench(vllm=True) as b:
+        await b.until_probed()
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            b.engine.bodies.append(await request.read())
+            answer = {"choices": [], "token_ids": [1] if b"return_token_ids" in b.engine.bodies[-1] else None}
+            body = gzip.compress(json.dumps(answer).encode())
+            return web.Response(body=body, headers={"content-type": "application/json", "content-encoding": "gzip"})
+
+        b.engine.handler = handler
+        got = []
+        for _ in range(3):
+            _, headers, body = await b.ask(b.url, "POST", CHAT, json=BODY, headers={"accept-encoding": "gzip"})
+            assert (b"content-encoding", b"gzip") in headers
+            got.append(json.loads(gzip.decompress(body))["token_ids"])
+        assert got == [[1], None, None]
+        assert b.metric("not_asked_total") == 2
 
 
 async def test_the_admin_listener() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftwatch.tap.asgi import Headers
-from driftwatch.tap.hooks import Ending, Hooks, Open, Request
+from driftwatch.tap.client import SILENCE_S
+from driftwatch.tap.hooks import Ending, Hooks, Request, Unread
+from driftwatch.tap.memory import Memory
 from driftwatch.tap.relay import Relay
+from driftwatch.tap.rewriting import HELD_BYTES
 from driftwatch.tap.upstream import Pool
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -36,14 +41,18 @@ class Watch:
         self.request = request
         self.capture_bytes = capture_bytes
         self.seen: bytes | None = None
+        self.missed: Unread | None = None
         self.status = 0
         self.headers: Headers = []
         self.content = b""
         self.endings: list[Ending] = []
 
-    def body(self, data: bytes | None) -> tuple[bytes, Headers] | None:
+    def body(self, data: bytes) -> tuple[bytes, Headers] | None:
         self.seen = data
         return None
+
+    def unread(self, reason: Unread) -> None:
+        self.missed = reason
 
     def sent(self) -> None:
         pass
@@ -56,9 +65,12 @@ class Watch:
         self.content += data
         return b"not for the client"
 
-    def end(self, ending: Ending) -> bytes:
-        self.endings.append(ending)
+    def release(self) -> bytes:
         return b"nor this"
+
+    def end(self, ending: Ending, *, whole: bool) -> None:
+        assert whole
+        self.endings.append(ending)
 
 
 @dataclass
@@ -71,6 +83,7 @@ class Line:
     connections: int = 0
     received: bytes = b""
     faults: int = 0
+    refusals: int = 0
 
     async def ask(self, data: bytes) -> bytes:
         """Send bytes, read until the relay closes."""
@@ -91,7 +104,14 @@ class Line:
 
 
 @contextlib.asynccontextmanager
-async def line(script: Script, *, capture_bytes: int = 0, open: Open | None = None) -> AsyncIterator[Line]:
+async def line(
+    script: Script,
+    *,
+    capture_bytes: int = 0,
+    open: Callable[[Request], Hooks] | None = None,
+    memory: Memory | None = None,
+) -> AsyncIterator[Line]:
+    room = memory or Memory(100_000_000)
     scripts: list[Any] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,19 +130,25 @@ async def line(script: Script, *, capture_bytes: int = 0, open: Open | None = No
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
 
-    def watch(request: Request) -> Hooks:
-        one.watches.append(Watch(request, capture_bytes))
-        return one.watches[-1]
+    class Watching:
+        memory = room
 
-    def fault() -> None:
-        one.faults += 1
+        def open(self, request: Request) -> Hooks:
+            if open is not None:
+                return open(request)
+            one.watches.append(Watch(request, capture_bytes))
+            return one.watches[-1]
+
+        def fault(self) -> None:
+            one.faults += 1
+
+        def refused(self) -> None:
+            one.refusals += 1
 
     engine = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1 << 20)
     with contextlib.closing(engine):
-        import socket
-
         sock = socket.create_server(("127.0.0.1", 0))
-        relay = Relay(Pool(f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"), open or watch, fault)
+        relay = Relay(Pool(f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"), Watching())
         one = Line(relay, sock.getsockname()[1])
         await relay.listen(sock)
         try:
@@ -372,6 +398,7 @@ async def test_what_two_readers_could_read_in_two_ways_is_refused(request_: byte
         assert b"Connection: close" in head
         assert set(json.loads(body)["error"]) == {"code", "message", "hint"}
         assert (one.connections, one.received) == (0, b"")
+        assert one.refusals + sum(watch.endings == ["refused"] for watch in one.watches) == 1
 
 
 @pytest.mark.parametrize(
@@ -389,7 +416,7 @@ async def test_what_two_readers_could_read_in_two_ways_is_refused(request_: byte
 async def test_what_the_relay_does_not_take_has_its_own_status(request_: bytes, status: int) -> None:
     async with line(answers(OK)) as one:
         assert (await one.ask(request_)).startswith(b"HTTP/1.1 %d " % status)
-        assert one.connections == 0
+        assert (one.connections, one.refusals) == (0, 1)
 
 
 async def test_a_body_that_turns_out_malformed_is_cut_off_at_the_engine() -> None:
@@ -401,7 +428,8 @@ async def test_a_body_that_turns_out_malformed_is_cut_off_at_the_engine() -> Non
         assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 400 ")
         writer.close()
         assert one.received == CHUNKED + b"1\r\na\r\n"
-        assert one.watches[0].endings == ["aborted"]
+        assert one.watches[0].endings == ["refused"]
+        assert one.refusals == 0, "its hooks were told"
 
 
 @pytest.mark.parametrize("size", [8_000, 65_536])
@@ -760,7 +788,7 @@ async def test_draining_closes_idle_connections_and_lets_the_others_end() -> Non
 
 async def test_idle_connections_of_clients_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("driftwatch.tap.relay.SWEEP_S", 0.02)
-    monkeypatch.setattr("driftwatch.tap.relay.KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr("driftwatch.tap.client.KEEP_ALIVE_S", 0.1)
     async with line(answers(OK)) as one:
         sweeping = asyncio.create_task(one.relay.sweep())
         for start in (b"", b"GET /a HT", GET):
@@ -769,3 +797,173 @@ async def test_idle_connections_of_clients_are_swept(monkeypatch: pytest.MonkeyP
             assert await asyncio.wait_for(reader.read(), 2) == (OK if start == GET else b"")
             writer.close()
         sweeping.cancel()
+
+
+# --- clients that have gone, engines that are silent ------------------------------------------------------------------
+
+GOODBYES = ("none", "half close", "close", "reset")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from(GOODBYES),
+    st.sampled_from([b"", OK[:20], OK[:-1]]),
+    st.booleans(),
+    st.sampled_from([0, 200_000]),
+)
+def test_nothing_is_held_for_a_client_that_has_gone(
+    behind: int, large: bool, goodbye: str, answered: bytes, unfinished: bool, capture: int
+) -> None:
+    """Whatever was pipelined, with an engine that is silent for ever: at the latest when it has been so for long."""
+
+    async def go() -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answered)
+            await over.wait()
+
+        over, memory = asyncio.Event(), Memory(10_000_000)
+        async with line(script, capture_bytes=capture, memory=memory) as one:
+            _, writer = await one.connect()
+            more = b"GET /b HTTP/1.1\r\nHost: x\r\nX-Long: %b\r\n\r\n" % (b"x" * (60_000 if large else 1))
+            sent = POST_BEGUN if unfinished else GET
+            writer.write(sent if unfinished else sent + more * behind)
+            await one.until(lambda: one.watches and (one.received or (capture and unfinished)))
+            await asyncio.sleep(0.01)
+            sock = writer.get_extra_info("socket")
+            if goodbye == "half close":
+                writer.write_eof()
+            elif goodbye == "reset":
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+            elif goodbye == "close":
+                writer.transport.abort()
+            await asyncio.sleep(0.01)
+            for connection in list(one.relay.connections):
+                connection.sweep(SILENCE_S / 2)
+            await asyncio.sleep(0.01)
+            if goodbye == "reset":
+                assert not one.relay.connections, "it has said so"
+            if goodbye in ("none", "half close") and not unfinished:
+                assert one.relay.connections, "it may wait for an answer"
+            for connection in list(one.relay.connections):
+                connection.sweep(SILENCE_S / 2)
+            await asyncio.sleep(0.01)
+            if goodbye == "none" and not unfinished:
+                assert one.relay.connections, "it is there, and its patience is its own"
+                writer.transport.abort()
+                await asyncio.sleep(0.01)
+                for connection in list(one.relay.connections):
+                    connection.sweep(SILENCE_S)
+            await one.until(lambda: not one.relay.connections)
+            assert [watch.endings for watch in one.watches] == [["aborted"]]
+            assert memory.left == 10_000_000
+            over.set()
+            writer.close()
+
+    uvloop.run(go())
+
+
+POST_BEGUN = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf"
+
+
+async def test_a_client_that_speaks_is_not_taken_for_gone() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(POST_BEGUN) + 96)
+        writer.write(CLOSED)
+
+    async with line(script) as one:
+        reader, writer = await one.connect()
+        writer.write(POST_BEGUN)
+        await one.until(lambda: one.received)
+        for piece in (b"x" * 48, b"x" * 47):
+            (connection,) = one.relay.connections
+            connection.sweep(SILENCE_S * 0.9)
+            writer.write(piece)
+            await one.until(lambda end=piece: one.received.endswith(end))  # type: ignore[misc]
+            await asyncio.sleep(0.01)
+        writer.write(b"x")
+        assert await asyncio.wait_for(reader.readexactly(len(OK)), 5) == OK
+        writer.close()
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("room", [1_000_000, 50_000, 0])
+async def test_half_sent_bodies_count_and_pass_unread_where_there_is_no_room(room: int, chunked: bool) -> None:
+    body = b"x" * 100_000
+    framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(body)
+    framed = b"".join(b"2710\r\n" + body[:10_000] + b"\r\n" for _ in range(10)) + b"0\r\n\r\n" if chunked else body
+    request = b"POST /a HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\nConnection: close\r\n\r\n"
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(request + framed) - len(b"Connection: close\r\n"))
+        writer.write(CLOSED)
+
+    memory = Memory(room)
+    async with line(script, capture_bytes=200_000, memory=memory) as one:
+        reader, writer = await one.connect()
+        writer.write(request + framed[:60_000])
+        await one.until(
+            lambda: room - memory.left >= 60_000 if room == 1_000_000 else one.watches and one.watches[0].missed
+        )
+        assert room - memory.left <= (2 if chunked else 1) * 66_000
+        writer.write(framed[60_000:])
+        assert await asyncio.wait_for(reader.read(), 5) == CLOSED
+        assert memory.left == room
+        (watch,) = one.watches
+        assert (watch.seen, watch.missed) == ((body, None) if room == 1_000_000 else (None, "memory"))
+        writer.close()
+
+
+class Shorter(Watch):
+    """Hooks that replace the request, and take every ``-`` out of the answer."""
+
+    def body(self, data: bytes) -> tuple[bytes, Headers] | None:
+        return data, self.request.headers
+
+    def head(self, status: int, headers: Headers) -> bool:
+        return True
+
+    def chunk(self, data: bytes) -> bytes:
+        return data.replace(b"-", b"")
+
+    def release(self) -> bytes:
+        return b"."
+
+
+@pytest.mark.parametrize("room", [10_000_000, 100_000, 0])
+@pytest.mark.parametrize("size", [10, 1000, 200_000, 3_000_000])
+async def test_a_rewritten_answer_with_a_length_is_whole_in_bounded_memory(size: int, room: int) -> None:
+    """Small ones state the length of what is left, large ones keep the engine's and end in line ends."""
+    content = b"ab--cd---e" * (size // 10)
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+    memory = Memory(room)
+    most = 0
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal most
+        await reader.readuntil(b"\r\n\r\nx")
+        for start in range(0, len(answer), 50_000):
+            writer.write(answer[start : start + 50_000])
+            await writer.drain()
+            await asyncio.sleep(0)
+            most = max(most, room - memory.left)
+
+    request = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx"
+    async with line(script, memory=memory, open=lambda request: Shorter(request, 100)) as one:
+        head, _, body = (await one.ask(request)).partition(b"\r\n\r\n")
+        left = content.replace(b"-", b"") + b"."
+        stated = int(head.partition(b"Content-Length: ")[2].split(b"\r\n")[0])
+        assert len(body) == stated
+        if not room:  # nor is there any for the request: it was not replaced
+            assert body == content
+            return
+        small = len(content) < HELD_BYTES and 2 * len(content) < room
+        assert body == (left if small else left + b"\n" * (len(content) - len(left)))
+        assert most <= min(room, 2 * HELD_BYTES)
+        assert memory.left == room

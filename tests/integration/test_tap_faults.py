@@ -16,7 +16,8 @@ from typing import NoReturn
 import pytest
 
 from driftwatch.tap.asgi import Headers
-from driftwatch.tap.hooks import Ending, Hooks, Request
+from driftwatch.tap.hooks import Ending, Hooks, Request, Unread
+from driftwatch.tap.memory import Memory
 from driftwatch.tap.relay import Relay
 from driftwatch.tap.upstream import Pool
 
@@ -29,7 +30,7 @@ STREAM = (
 )
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n", b"ab", b"cdef"
 UNTIL_CLOSE = b"HTTP/1.1 200 OK\r\n\r\n", b"ab", b"cdef"
-HOOKS = ("open", "capture_bytes", "body", "sent", "head", "chunk", "end")
+HOOKS = ("open", "capture_bytes", "body", "sent", "head", "chunk", "release", "end")
 
 
 class Faulty:
@@ -41,7 +42,7 @@ class Faulty:
         self._rewrites = rewrites
         self._held = b""
         self._plain = False
-        self.endings: list[Ending] = []
+        self.endings: list[tuple[Ending, bool]] = []
         self._step("open")
 
     def _step(self, name: str) -> None:
@@ -55,7 +56,10 @@ class Faulty:
         self._step("capture_bytes")
         return 1000
 
-    def body(self, data: bytes | None) -> tuple[bytes, Headers] | None:
+    def unread(self, reason: Unread) -> None:
+        raise AssertionError(reason)
+
+    def body(self, data: bytes) -> tuple[bytes, Headers] | None:
         self._step("body")
         assert data == b"hello"
         headers = [(b"host", b"x"), (b"content-length", b"7"), (b"connection", b"close")]
@@ -77,16 +81,39 @@ class Faulty:
             return b""
         return out.upper()
 
-    def end(self, ending: Ending) -> bytes:
-        self.endings.append(ending)
-        self._step("end")
+    def release(self) -> bytes:
+        self._step("release")
         return self._held.upper()
+
+    def end(self, ending: Ending, *, whole: bool) -> None:
+        self.endings.append((ending, whole))
+        self._step("end")
+
+
+class Watcher:
+    """What a test wants to be told."""
+
+    memory = Memory(1_000_000)
+
+    def __init__(self, open: Callable[[Request], Hooks], fault: Callable[[], None]) -> None:
+        self._open = open
+        self._fault = fault
+
+    def open(self, request: Request) -> Hooks:
+        return self._open(request)
+
+    def fault(self) -> None:
+        self._fault()
+
+    def refused(self) -> None:
+        raise AssertionError("nothing malformed was sent")
 
 
 @contextlib.asynccontextmanager
 async def relay(
     answer: tuple[bytes, ...], open: Callable[[Request], Hooks], fault: Callable[[], None], *, url: str = ""
 ) -> AsyncIterator[tuple[int, list[bytes]]]:
+    watcher = Watcher(open, fault)
     bodies: list[bytes] = []
     serving: list[asyncio.Task[None] | None] = []
 
@@ -103,7 +130,7 @@ async def relay(
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     sock = socket.create_server(("127.0.0.1", 0))
-    one = Relay(Pool(url or f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), open, fault)
+    one = Relay(Pool(url or f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), watcher)
     await one.listen(sock)
     try:
         yield sock.getsockname()[1], bodies
@@ -167,12 +194,12 @@ async def test_a_fault_in_any_hook_costs_no_exchange(
     if not changed:
         head, _, rest = answer[0].partition(b"\r\n\r\n")
         assert through == head + b"\r\nConnection: close\r\n\r\n" + rest + b"".join(answer[1:])
-    elif failing == "end" and happens and answer is not PLAIN:
+    elif failing == "release" and happens and answer is not PLAIN:
         assert content(through).lower() == b"abcde", "what a hook keeps for itself cannot be had"
     else:
         assert content(through).lower() == b"abcdef"
     if hooks and failing not in ("open", "capture_bytes"):
-        assert hooks[0].endings == ["aborted" if happens and failing != "end" else "complete"]
+        assert hooks[0].endings == [("complete", not happens or failing == "end")]
 
 
 async def test_counting_a_fault_may_fail_too() -> None:
@@ -189,7 +216,9 @@ async def test_counting_a_fault_may_fail_too() -> None:
 class Silent:
     capture_bytes = 0
 
-    def body(self, data: bytes | None) -> None: ...
+    def body(self, data: bytes) -> None: ...
+
+    def unread(self, reason: Unread) -> None: ...
 
     def sent(self) -> None: ...
 
@@ -199,8 +228,10 @@ class Silent:
     def chunk(self, data: bytes) -> bytes:
         return data
 
-    def end(self, ending: Ending) -> bytes:
+    def release(self) -> bytes:
         return b""
+
+    def end(self, ending: Ending, *, whole: bool) -> None: ...
 
 
 async def echo_length(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -187,3 +187,51 @@ async def test_facts_in_doubt_are_none_until_the_engine_has_answered(
         await asyncio.wait_for(until_known("3"), 5)
     finally:
         task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("change", "verification"),
+    [
+        ({}, None),
+        ({"speculative_accept_threshold_single": 1}, None),
+        ({"speculative_accept_threshold_single": 0.9}, "lossy"),
+        ({"speculative_accept_threshold_acc": 0.5}, "lossy"),
+        ({"speculative_use_block_verification": True}, "block"),
+    ],
+)
+async def test_lossy_and_block_verification_are_facts(
+    serve: Serve, change: dict[str, object], verification: str | None
+) -> None:
+    _, probe = await ask(await serve({"/server_info": json.dumps(json.loads(SERVER_INFO) | change)}))
+    assert probe.deployment.get("verification") == verification
+
+
+async def test_an_engine_with_an_api_key_is_asked_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    """As SGLang does it: everything but health and metrics wants the key."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/metrics":
+            return web.Response(text="sglang:num_running_reqs 0\n")
+        if request.headers.get("authorization") != "Bearer sk-secret":
+            return web.Response(status=401)
+        found = request.path == "/server_info"
+        return web.Response(status=200 if found else 404, text=SERVER_INFO, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with aiohttp.ClientSession() as session:
+        keyed = Probe(url, "auto", "sk-secret")
+        assert await keyed.ask(session)
+        assert (keyed.kind, keyed.deployment["version"], caplog.records) == ("sglang", "0.5.23", [])
+        barred = Probe(url, "auto")
+        for _ in range(2):
+            assert await barred.ask(session)
+    assert (barred.kind, barred.deployment) == ("sglang", {"engine": "sglang"})
+    (warning,) = caplog.records
+    assert "engine.token" in warning.getMessage()
+    assert "secret" not in caplog.text
+    await runner.cleanup()

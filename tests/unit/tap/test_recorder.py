@@ -3,10 +3,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import random
+from collections.abc import Callable
 
 import pytest
 
 from driftwatch.settings import EngineKind, Segment
+from driftwatch.tap.asking import ASKED_BYTES
 from driftwatch.tap.hooks import Ending, Request
 from driftwatch.tap.memory import Memory
 from driftwatch.tap.metrics import DROP_REASONS, Metrics
@@ -33,11 +36,17 @@ class Clock:
 class Bench:
     """A recorder with its parts in reach."""
 
-    def __init__(self, kind: EngineKind = "openai", capture_bytes: int = 1000, memory: int = 1_000_000) -> None:
+    def __init__(
+        self,
+        kind: EngineKind = "openai",
+        capture_bytes: int = 1000,
+        memory: int = 1_000_000,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
         self.metrics = Metrics()
         self.clock = Clock()
         self.memory = Memory(memory)
-        self.sampler = Sampler[Exchange](8, 15.0)
+        self.sampler = Sampler[Exchange](8, 15.0, draw=draw)
         segments = Segments([Segment(label="tenant", header="x-tenant")])
         probe = Probe("http://127.0.0.1:9", kind)
         self.recorder = Recorder(
@@ -49,6 +58,7 @@ class Bench:
         pieces: list[bytes],
         *,
         ending: Ending = "complete",
+        whole: bool = True,
         status: int = 200,
         body: bytes | None = BODY,
         headers: list[tuple[bytes, bytes]] = STREAM,
@@ -59,7 +69,10 @@ class Bench:
         lines = [(name.encode(), value.encode()) for name, value in (request_headers or {}).items()]
         hooks = self.recorder.open(Request("POST", path, lines))
         if hooks.capture_bytes:
-            hooks.body(body)
+            if body is None:
+                hooks.unread("too_large")
+            else:
+                hooks.body(body)
         hooks.sent()
         out = b""
         if status:
@@ -67,12 +80,13 @@ class Bench:
             for piece in pieces:
                 self.clock.now += 1
                 out += hooks.chunk(piece)
-        out += hooks.end(ending)
+        out += hooks.release()
+        hooks.end(ending, whole=whole)
         await asyncio.sleep(0)
         return out
 
     def kept(self) -> list[Exchange]:
-        return [kept.item for kept in self.sampler.flush()]
+        return [kept.item for window in self.sampler.flush() for kept in window.kept]
 
     def value(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"driftwatch_{name}", labels) or 0.0
@@ -169,6 +183,7 @@ async def test_a_plain_answer_has_no_time_to_first_token() -> None:
         ("aborted", 200, "aborted"),
         ("aborted", 0, "aborted"),
         ("unreachable", 0, "unreachable"),
+        ("refused", 0, "client_error"),
     ],
 )
 async def test_outcomes(ending: Ending, status: int, outcome: str) -> None:
@@ -184,6 +199,43 @@ async def test_a_client_that_leaves_at_the_last_event_has_got_all() -> None:
     await bench.exchange([b"data: 1\n\n", b"data: [DONE]\n\n"], ending="aborted")
     assert bench.value("requests_total", segment="tenant=none", outcome="ok") == 1
     assert len(bench.kept()) == 1
+
+
+async def test_a_large_stream_that_its_client_leaves_at_the_last_event_is_ok_too() -> None:
+    bench = Bench(capture_bytes=1000)
+    await bench.exchange([b"data: %b\n\n" % (b"x" * 900)] * 3 + [b"data: [DO", b"NE]\n\n"], ending="aborted")
+    await bench.exchange([b"data: %b\n\n" % (b"x" * 900)] * 3 + [b'data: {"error": {}}\n\n', b"data: [DONE]\n\n"])
+    assert bench.value("requests_total", segment="tenant=none", outcome="ok") == 1
+    assert bench.value("requests_total", segment="tenant=none", outcome="engine_error") == 1
+    assert bench.value("dropped_total", reason="too_large") == 1
+    assert bench.memory.left == 1_000_000
+
+
+async def test_what_was_not_seen_whole_is_counted_by_how_it_ended_and_not_kept() -> None:
+    bench = Bench()
+    await bench.exchange([b"x"], whole=False)
+    await bench.exchange([b"x"], whole=False, path="/v1/embeddings")
+    assert bench.value("requests_total", segment="tenant=none", outcome="ok") == 1
+    assert bench.value("requests_total", segment="unrecorded", outcome="ok") == 1
+    assert bench.kept() == []
+
+
+async def test_without_room_nothing_is_asked_for() -> None:
+    bench = Bench("vllm", memory=10)
+    hooks = bench.recorder.open(Request("POST", CHAT, []))
+    assert hooks.body(BODY) is None
+    await bench.exchange([b"x"])
+    assert bench.value("dropped_total", reason="memory") == 1
+    assert bench.memory.left == 10
+
+
+async def test_a_request_that_is_large_to_rewrite_goes_as_it_is() -> None:
+    bench = Bench("vllm", capture_bytes=3_000_000, memory=10_000_000)
+    large = json.dumps({"messages": [{"role": "user", "content": "x" * ASKED_BYTES}]}).encode()
+    assert bench.recorder.open(Request("POST", CHAT, [])).body(large) is None
+    assert bench.value("not_asked_total") == 1
+    await bench.exchange([b"{}"], body=large)
+    assert [kept.request for kept in bench.kept()] == [large]
 
 
 async def test_other_routes_are_counted_and_not_kept() -> None:
@@ -202,21 +254,84 @@ async def test_what_is_too_large_is_relayed_and_counted(body: bytes | None, piec
     assert bench.kept() == []
 
 
-@pytest.mark.parametrize("part", ["segments", "sampler"])
-async def test_it_fails_open(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("part", "method", "segment"),
+    [("segments", "of", "other"), ("sampler", "ticket", "tenant=none"), ("sampler", "add", "tenant=none")],
+)
+async def test_it_fails_open(part: str, method: str, segment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
         raise RuntimeError("broken on purpose")
 
-    bench = Bench()
-    monkeypatch.setattr(bench.recorder.segments if part == "segments" else bench.sampler, _method(part), fail)
+    bench = Bench("vllm")
+    monkeypatch.setattr(getattr(bench.recorder, part), method, fail)
     assert await bench.exchange([b"a", b"b"]) == b"ab"
     assert bench.value("dropped_total", reason="recorder_error") == 1
-    segment = "other" if part == "segments" else "tenant=none"
     assert bench.value("requests_total", segment=segment, outcome="ok") == 1
+    assert bench.kept() == []
 
 
-def _method(part: str) -> str:
-    return "of" if part == "segments" else "add"
+USAGE = b'data: {"choices":[],"usage":{"completion_tokens":5}}\n\n'
+
+
+def busy(bench: Bench) -> None:
+    """A hundred exchanges came in the window before this one: at most 22 in 100 are admitted now."""
+    for _ in range(100):
+        bench.sampler.add("tenant=none", bench.sampler.ticket("tenant=none", bench.clock()), None, bench.clock())
+    bench.clock.now += 15
+    assert bench.sampler.close(bench.clock())[0].seen == 100
+
+
+async def test_what_cannot_be_kept_is_not_asked_not_copied_and_counted() -> None:
+    draws = iter([0.5] * 100 + [0.22, 0.21])
+    bench = Bench("vllm", draw=draws.__next__)
+    busy(bench)
+    hooks = bench.recorder.open(Request("POST", CHAT, []))
+    assert hooks.body(BODY) is None
+    hooks.sent()
+    assert hooks.head(200, JSON) is False
+    event = b'data: {"choices":[{"delta":{"content":"a"},"token_ids":[1]}]}\n\n'
+    for piece in (b": keep-alive\n\n", event, USAGE):
+        bench.clock.now += 1
+        assert hooks.chunk(piece) == piece
+    assert hooks.release() == b""
+    assert bench.memory.left == 1_000_000
+    hooks.end("complete", whole=True)
+    await asyncio.sleep(0)
+    assert bench.value("end_to_end_seconds_sum", segment="tenant=none") == 3.0
+    assert bench.recorder.open(Request("POST", CHAT, [])).body(BODY) is not None, "0.21 is below the limit"
+    (window,) = bench.sampler.flush()
+    assert (window.seen, window.kept, window.not_chosen) == (1, [], 1)
+
+
+async def test_of_what_cannot_be_kept_latency_and_outcome_are_known_but_for_the_time_per_token() -> None:
+    bench = Bench("vllm", draw=lambda: 0.99)
+    busy(bench)
+    for pieces, body, ending in (
+        ([b"x" * 5000], None, "complete"),
+        ([b": keep-alive\n\n", b"data: 1\n\n", USAGE], BODY, "complete"),
+        ([b"data: 1\n\n", b"data: [DO", b"NE]\n\n"], BODY, "aborted"),
+        ([b"data: 1\n\n", b'data: {"error": {}}\n\n', b"data: [DONE]\n\n"], BODY, "complete"),
+    ):
+        bench.clock.now = 115.0
+        await bench.exchange(pieces, body=body, ending=ending)  # type: ignore[arg-type]
+    assert bench.value("time_to_first_token_seconds_sum", segment="tenant=none") == 0.0 + 2.0 + 1.0
+    assert bench.value("time_per_output_token_seconds_count", segment="tenant=none") == 0
+    assert bench.value("requests_total", segment="tenant=none", outcome="ok") == 3
+    assert bench.value("requests_total", segment="tenant=none", outcome="engine_error") == 1
+    assert bench.value("dropped_total", reason="too_large") == 0
+    (window,) = bench.sampler.flush()
+    assert (window.seen, window.lost, window.kept) == (3, 0, [])
+
+
+async def test_copies_that_were_lost_are_no_samples_that_were_not_chosen() -> None:
+    bench = Bench()
+    await bench.exchange([b"x"])
+    await bench.exchange([b"x" * 2000])
+    await bench.exchange([b"x"], whole=False)
+    (window,) = bench.sampler.flush()
+    assert (window.seen, window.lost, window.not_chosen) == (3, 2, 0)
+    assert [kept.weight for kept in window.kept] == [1.0]
+    assert bench.value("dropped_total", reason="too_large") == 1
 
 
 async def test_only_vllm_is_asked_for_more() -> None:
@@ -284,7 +399,7 @@ async def test_routes_are_those_of_the_engine() -> None:
     for kind, recorded in (("sglang", 1), ("vllm", 0)):
         bench = Bench(kind, capture_bytes=10_000)  # type: ignore[arg-type]
         await bench.exchange([b"{}"], path="/generate", headers=JSON, body=b"{}")
-        assert len(bench.sampler.flush()) == recorded
+        assert len(bench.kept()) == recorded
 
 
 def buckets(metrics: Metrics, name: str) -> list[float]:
@@ -329,7 +444,7 @@ async def test_an_answer_of_another_engine_is_not_stamped_with_the_facts_of_the_
     for fingerprint in (b"vllm-1-a", b"vllm-1-a", b"vllm-2-b"):
         answer = b'{"choices": [], "system_fingerprint": "%b"}' % fingerprint
         await bench.exchange([answer], headers=JSON, body=b'{"messages": [], "n": 2}')
-    stamped = [kept.item.deployment for kept in bench.sampler.flush()]
+    stamped = [kept.deployment for kept in bench.kept()]
     known = {"engine": "vllm", "kv_cache_dtype": "fp8"}
     assert (len(stamped), stamped.count(known), stamped.count({"engine": "vllm"})) == (3, 2, 1)
     probe.learn({"kv_cache_dtype": "fp8"})

@@ -27,11 +27,13 @@ class Bench:
     def __init__(self, kind: EngineKind = "vllm", *, drained: bool = False) -> None:
         self.pages: dict[str, str | int] = {}
         self.asked: list[tuple[str, str | None]] = []
+        self.authorised: list[str | None] = []
         self.kind = kind
         self.drained = drained
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append((request.path, request.headers.get("accept")))
+        self.authorised.append(request.headers.get("authorization"))
         page = self.pages.get(request.path, 404)
         return web.Response(status=page) if isinstance(page, int) else web.Response(text=page)
 
@@ -101,6 +103,39 @@ async def test_a_recorded_run() -> None:
         assert bench.asked == [("/metrics", "text/plain;version=0.0.4")] * 2
         known = {"engine": "vllm", "kv_cache_dtype": "auto", "speculative_num_draft_tokens": "3"}
         assert bench.probe.deployment == known
+
+
+def sglang(**windows: int) -> str:
+    lines = [
+        f'sglang:spec_verify_calls_total{{model_name="m",tenant="{name}"}} {value}' for name, value in windows.items()
+    ]
+    return "\n".join(['sglang:num_running_reqs{model_name="m"} 1.0', *lines]) + "\n"
+
+
+async def test_a_series_that_turns_up_after_the_first_look_began_at_zero() -> None:
+    """SGLang has no series before its first increment, and one more for each tenant."""
+    async with Bench("sglang").serving() as bench:
+        assert "windows_total.0" not in await bench.poll(sglang())
+        assert (await bench.poll(sglang(a=7)))["windows_total.0"] == 7
+        assert (await bench.poll(sglang(a=8, b=5)))["windows_total.0"] == 13
+    async with Bench("sglang").serving() as bench:
+        bench.pages["/metrics"] = 503
+        await bench.poll()
+        assert (await bench.poll(sglang(a=7)))["windows_total.0"] == 0, "this is the first look"
+
+
+async def test_an_engine_that_wants_a_key_is_asked_with_it_and_the_missing_figures_explained(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Bench("vllm").serving() as bench:
+        bench.pages["/metrics"] = 401
+        for _ in range(2):
+            assert await bench.poll() == {"up": 0}
+        (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
+        assert "engine.token" in warning.getMessage()
+        bench.probe.headers = {"authorization": "Bearer k"}
+        await bench.poll(page(e0=(1, None)))
+        assert bench.authorised == [None, None, "Bearer k"]
 
 
 async def test_without_speculation_nothing_is_said_of_it() -> None:
@@ -178,3 +213,16 @@ def test_a_reason_that_turns_up_later_is_no_restart() -> None:
         registry.get_sample_value(f"{PREFIX}requests_total", {"instance": "127.0.0.1:9", "engine": "0", "model": "m"})
         == 2.0
     )
+
+
+async def test_the_load_is_that_of_one_engine_on_the_mean() -> None:
+    def running(engine: int, model: str, value: float) -> str:
+        return f'vllm:num_requests_running{{engine="{engine}",model_name="{model}"}} {value}\n'
+
+    async with Bench().serving() as bench:
+        assert bench.scraper.running() is None
+        await bench.poll(running(0, "m", 3.0) + running(0, "lora", 1.0) + running(1, "m", 8.0))
+        assert bench.scraper.running() == 6.0
+        bench.pages["/metrics"] = 503
+        await bench.poll()
+        assert bench.scraper.running() is None

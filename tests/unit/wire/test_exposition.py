@@ -134,3 +134,25 @@ def test_what_is_not_understood_is_left_out() -> None:
     assert exposition.read("vllm", text).counters == {}
     escaped = 'vllm:generation_tokens_total{engine="0",model_name="a\\"b,c=\\"d"} 2.0\n'
     assert list(exposition.read("vllm", escaped).counters) == [("output_tokens", Series("0", 'a\\"b,c=\\"d'))]
+
+
+def dp_page(schedulers: list[tuple[int, int, float]]) -> str:
+    """An SGLang with attention data parallelism: ``dp_rank``, ``tp_rank`` and running requests of each scheduler."""
+    text = 'sglang:num_running_reqs{{dp_rank="{}",engine_type="unified",model_name="m",pp_rank="0",tp_rank="{}"}} {}\n'
+    calls = 'sglang:spec_verify_calls_total{{dp_rank="{}",model_name="m",tp_rank="{}"}} {}\n'
+    return "".join(text.format(*one) + calls.format(*one) for one in schedulers)
+
+
+def test_data_parallel_ranks_add_up_wherever_they_run() -> None:
+    """Rank n speaks from the first tensor-parallel rank of its group, which is 0 for the first group alone."""
+    found = exposition.read("sglang", dp_page([(0, 0, 3.0), (1, 2, 4.0)]))
+    assert sum(value for (name, _), value in found.gauges.items() if name == "requests_running") == 7.0
+    assert sum(value for (name, _), value in found.counters.items() if name == "windows") == 7.0
+    assert {series.engine for _, series in found.gauges} == {"0", "1"}
+
+
+def test_ranks_of_one_group_say_the_same_once() -> None:
+    """``--enable-metrics-for-all-schedulers``: each rank of a group states its figures, in any order."""
+    found = exposition.read("sglang", dp_page([(0, 1, 99.0), (0, 0, 3.0), (1, 3, 98.0), (1, 2, 4.0)]))
+    assert sorted(value for (name, _), value in found.gauges.items() if name == "requests_running") == [3.0, 4.0]
+    assert sum(value for (name, _), value in found.counters.items() if name == "windows") == 7.0

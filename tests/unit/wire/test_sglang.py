@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from driftwatch.drift.live import counts
 from driftwatch.wire import dialects, openai, sglang
 from driftwatch.wire.exchange import Exchange, Skip
 from driftwatch.wire.injection import Injected
@@ -97,6 +98,34 @@ def test_a_generate_stream_whichever_way_it_repeats_itself(cumulative: bool, cut
     }
 
 
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_model_that_repeats_itself_is_not_taken_for_a_stream_that_does(ids: bool) -> None:
+    """Each chunk goes on behind the one before, and begins like it."""
+    answers = [
+        {"text": "ha", "output_ids": [5], "meta_info": META | {"completion_tokens": count, "finish_reason": finish}}
+        for count, finish in ((1, None), (2, None), (3, {"type": "length"}))
+    ]
+    for answer in answers:
+        answer["prompt_token_ids"] = [7, 8, 9]
+        if not ids:
+            del answer["output_ids"]
+    record = sglang.record(exchange("/generate", GENERATE, answers))
+    if ids:
+        assert (record.output, record.output_token_ids) == ("hahaha", [5, 5, 5])
+    else:
+        assert not record.has_ids
+
+
+@pytest.mark.parametrize("texts", [["", "a", "ab"], ["a", "ab", "ab"]])
+def test_a_cumulative_stream_may_begin_without_a_token_or_end_without_one(texts: list[str]) -> None:
+    answers = [
+        {"text": text, "output_ids": [1, 2][: len(text)], "meta_info": META | {"completion_tokens": len(text)}}
+        for text in texts
+    ]
+    record = sglang.record(exchange("/generate", GENERATE | {"input_ids": [7, 8, 9]}, answers))
+    assert (record.output, record.output_token_ids) == ("ab", [1, 2])
+
+
 def test_a_plain_generate_answer_with_ids_for_a_prompt() -> None:
     request = {"input_ids": [7, 8, 9], "sampling_params": {"temperature": 0}}
     record = sglang.record(exchange("/generate", request, {"text": "x", "output_ids": IDS, "meta_info": META}))
@@ -165,8 +194,32 @@ def test_a_tree_has_a_length_and_depths_but_no_rate() -> None:
     assert sglang.figures(meta, {}, 10) == expected, "unknown is not taken for a chain"
 
 
+def test_a_tree_that_a_head_drafts_has_its_steps_as_proposals() -> None:
+    """As in a replay of it: drafted and rejected are by depth, so 1 + 1 + 2 windows ended before the fifth."""
+    facts = TREE | {"speculative_algorithm": "EAGLE3"}
+    found = sglang.figures(SPEC | {"spec_num_proposed_drafts": 28}, facts, 10)
+    assert found is not None
+    assert (found["drafted"], found["gamma"]) == (20, 5)
+    live = counts(found, 3)
+    assert live is not None
+    assert (live.metric, live.rejected, live.drafted) == ("hit_rate", 4, 20)
+    lookup = sglang.figures(SPEC, TREE | {"speculative_algorithm": "NGRAM"}, 10)
+    assert lookup is not None
+    assert "drafted" not in lookup
+
+
 def test_adaptive_steps_are_refused_with_the_reason() -> None:
     assert sglang.figures(SPEC, CHAIN | {"speculative_adaptive": "true"}, 10) == {"refused": "adaptive_steps"}
+
+
+@pytest.mark.parametrize("key", ["single", "acc"])
+def test_lossy_verification_is_refused_with_the_reason(key: str) -> None:
+    facts = CHAIN | {f"speculative_accept_threshold_{key}": "0.9"}
+    assert sglang.figures(SPEC, facts, 10) == {"refused": "lossy_verification"}
+    assert sglang.figures(SPEC, CHAIN | {"verification": "lossy"}, 10) == {"refused": "lossy_verification"}
+    exact = sglang.figures(SPEC, CHAIN | {f"speculative_accept_threshold_{key}": "1.0"}, 10)
+    assert exact is not None
+    assert exact["windows"] == 4
 
 
 def test_a_histogram_that_counts_the_bonus_is_shifted_and_a_wrong_one_left_out() -> None:
@@ -265,7 +318,7 @@ def test_what_was_added_to_a_stream_is_taken_out_again(size: int, kept: dict[str
     assert injected is not None
     asked = exchange(openai.CHAT, CHAT, chat_stream(EXTENSIONS | kept)).response
     wanted = exchange(openai.CHAT, CHAT, chat_stream(kept or None)).response
-    strip = stripper(injected, "text/event-stream")
+    strip = stripper(injected, "text/event-stream", bool)
     assert strip is not None
     pieces = [strip.feed(asked[i : i + size]) for i in range(0, len(asked), size)]
     got = b"".join([*pieces, strip.close()])
@@ -288,6 +341,6 @@ def test_what_was_added_to_plain_answers_is_taken_out_again() -> None:
             one |= {"token_ids": IDS, "prompt_token_ids": [1]}
         if "choices" in answer:
             answer["sglext"] = {"spec_tokens_details": SPEC}
-        strip = stripper(injected, "application/json")
+        strip = stripper(injected, "application/json", bool)
         assert strip is not None
         assert json.loads(strip.feed(json.dumps(answer).encode()) + strip.close()) == given

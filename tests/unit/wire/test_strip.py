@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -13,12 +13,23 @@ from hypothesis import strategies as st
 
 from driftwatch.wire import sse, strip
 from driftwatch.wire.injection import Injected
-from driftwatch.wire.strip import EventStripper, JsonStripper, Stripper, stripper
+from driftwatch.wire.strip import Stripper, stripper, surgeon
+from driftwatch.wire.surgery import Surgeon
 
 from .conftest import Recorded
 
 BOTH = Injected(b"", ids=True, usage=True)
 IDS = Injected(b"", ids=True, usage=False)
+SGLANG = Injected(b"", ids=False, usage=False, sglext=frozenset({"input_ids", "output_ids"}))
+COMPLETION = Injected(b"", ids=False, usage=False, dropped=frozenset({"prompt_token_ids", "token_ids"}))
+
+
+def EventStripper(injected: Injected, room: Callable[[int], bool] = lambda _: True) -> strip.EventStripper:
+    return strip.EventStripper(injected, room)
+
+
+def JsonStripper(injected: Injected) -> Stripper:
+    return surgeon(injected)
 
 
 def run(stripper: Stripper, pieces: Iterable[bytes]) -> bytes:
@@ -160,11 +171,71 @@ def test_content_is_never_lost(pieces: list[bytes]) -> None:
         assert out.count(content) == body.count(content)
 
 
-def test_an_endless_event_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strip, "LARGEST", 100)
-    pieces = [b"data: ", b"x" * 200, b"y" * 200, b"\n\n"]
+LONG = list(range(300_000))
+
+
+@pytest.mark.parametrize("size", [1_000, 65_536, 5_000_000])
+@pytest.mark.parametrize("room", [True, False])
+def test_a_large_event_is_stripped_without_being_held_back(size: int, room: bool) -> None:
+    first = {"choices": [{"delta": {"role": "assistant"}, "token_ids": [1]}], "prompt_token_ids": LONG}
+    content = {"choices": [{"delta": {"content": "a" * 3_000_000}, "token_ids": [1]}]}
+    stream = to_stream([first, content, first, "[DONE]"])
+    stripper = EventStripper(IDS, lambda _: room)
+    out, held = b"", 0
+    for start in range(0, len(stream), size):
+        out += stripper.feed(stream[start : start + size])
+        held = max(held, len(stripper._parser))
+    assert answers(out + stripper.close()) == [*without_ids(json.loads(json.dumps([first, content, first]))), "[DONE]"]
+    assert held <= (strip.LARGEST if room else strip.SMALL)
+
+
+def test_room_is_asked_for_what_is_held_back() -> None:
+    asked: list[int] = []
+
+    def room(size: int) -> bool:
+        asked.append(size)
+        return True
+
+    stripper = EventStripper(IDS, room)
+    for _ in range(5):
+        stripper.feed(b"data: " + b"x" * strip.SMALL)
+    assert len(stripper._parser) <= strip.SMALL + sum(asked)
+
+
+def test_an_endless_event_passes() -> None:
+    pieces = [b"data: ", b"x" * 2_000_000, b"y" * 200, b"\n\n"]
     for one in (EventStripper(BOTH), JsonStripper(IDS)):
         assert run(one, pieces) == b"".join(pieces)
+
+
+@pytest.mark.parametrize("odd", ["NaN", "-Infinity", '"\\ud800"', "123456789012345678901234567890", "1.10", "1e999"])
+@pytest.mark.parametrize("injected", [BOTH, SGLANG, COMPLETION])
+def test_nothing_asked_for_leaks_beside_what_strict_readers_refuse(odd: str, injected: Injected) -> None:
+    """And what stays keeps every byte: no number is made anew."""
+    choice = '{"index":0,"delta":{"content":"a"},"odd":%s%s}'
+    ids = ',"token_ids":[1,2]' if injected is not SGLANG else ""
+    sglext = ',"sglext":{"input_ids":[7],"output_ids":[[1,2]]}' if injected is SGLANG else ""
+    event = '{"odd":%s,"choices":[%s]%s}'
+    left = ',"token_ids":null' if injected is BOTH else ""
+    asked = event % (odd, choice % (odd, ids), sglext)
+    wanted = event % (odd, choice % (odd, left), "")
+    assert run(EventStripper(injected), [f"data: {asked}\n\n".encode()]) == f"data: {wanted}\n\n".encode()
+    assert run(surgeon(injected), [asked.encode()]) == wanted.encode()
+
+
+def test_a_key_of_that_name_elsewhere_stays() -> None:
+    event = (
+        b'data: {"choices":[{"delta":{"content":"a","x":{"token_ids":[1]}},"token_ids":[2]}],"y":[{"token_ids":[3]}]}'
+    )
+    event += b"\n\n"
+    assert run(EventStripper(IDS), [event]) == event.replace(b"[2]", b"null")
+
+
+def test_a_fingerprint_moves_to_the_last_event_and_nothing_else_of_it_changes() -> None:
+    last = b'data: {"choices":[{"delta":{},"finish_reason":"stop","x":1.0e5}]  }\n\n'
+    usage = b'data: {"choices":[],"usage":{},"system_fingerprint":"f"}\n\n'
+    out = run(EventStripper(BOTH), [last, usage])
+    assert out == last.replace(b"}\n", b',"system_fingerprint":"f"}\n')
 
 
 def test_ids_are_taken_out_of_a_plain_answer(recorded: dict[str, Recorded]) -> None:
@@ -180,6 +251,6 @@ def test_a_plain_answer_without_ids_keeps_its_bytes(body: bytes) -> None:
 
 
 def test_the_media_type_decides() -> None:
-    assert isinstance(stripper(IDS, "text/event-stream"), EventStripper)
-    assert isinstance(stripper(IDS, "application/json"), JsonStripper)
-    assert stripper(IDS, "text/plain") is None
+    assert isinstance(stripper(IDS, "text/event-stream", bool), strip.EventStripper)
+    assert isinstance(stripper(IDS, "application/json", bool), Surgeon)
+    assert stripper(IDS, "text/plain", bool) is None

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from driftwatch.drift.live import Refused, counts
 from driftwatch.wire import openai, vllm
 from driftwatch.wire.exchange import Skip
 
@@ -132,3 +133,32 @@ def test_leaves_requests_alone_that_give_no_record(path: str, request_body: dict
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"n": 123456789012345678901234567890}', b"\xff"])
 def test_leaves_bodies_alone_that_it_does_not_understand(body: bytes) -> None:
     assert vllm.inject(openai.CHAT, body) is None
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"acceptance_histogram": {"0": 3}},
+        {"num_spec_steps": "43"},
+        {"num_accepted_draft_tokens": -1},
+        {"per_step_accepted": [[1, 2], [3]]},
+        {"num_draft_tokens": 1.5},
+    ],
+)
+def test_figures_of_an_odd_shape_cost_the_record_nothing(recorded: dict[str, Recorded], odd: dict[str, Any]) -> None:
+    """They are refused, and control counts the reason; what was served is as good as ever."""
+    exchange = recorded["plain"].exchange()
+    whole = vllm.record(exchange)
+    lines = []
+    for line in exchange.response.split(b"\n"):
+        if b'"speculative_decoding"' in line:
+            event = json.loads(line.removeprefix(b"data: "))
+            event["metrics"]["speculative_decoding"] |= odd
+            line = b"data: " + json.dumps(event).encode()
+        lines.append(line)
+    record = vllm.record(recorded["plain"].exchange(response=b"\n".join(lines)))
+    assert record.output_token_ids == whole.output_token_ids
+    assert record.engine is not None
+    assert record.engine.model_dump(exclude_none=True) == {"refused": "malformed"}
+    with pytest.raises(Refused, match="malformed"):
+        counts(record.engine.model_dump(), 3)
