@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +13,11 @@ import click
 import httpx
 
 from driftwatch.cli.options import needs_shadow
+from driftwatch.drift.sketch.file import read_for
 from driftwatch.errors import DriftwatchError
 from driftwatch.retrain.delivery import signers
+from driftwatch.retrain.presets import template
+from driftwatch.retrain.redaction import redactor
 from driftwatch.settings import Model, Settings, load, secret
 from driftwatch.store import migrate
 from driftwatch.store.connection import Store
@@ -63,7 +67,9 @@ def _everything(settings: Settings, config: Path | None) -> Iterator[Finding]:
             yield Finding("warning", f"model {model.name}", "no draft has a path: live figures only, no shadow")
         for draft in named:
             target = Path(model.target) if model.target else None
-            yield from _draft(settings, draft.path or "", target, _tokenizer(model))
+            yield from _draft(settings, draft.path or "", target, _tokenizer(model), model=model)
+            if draft.sketch is not None:
+                yield from _checked(f"sketch {draft.sketch}", partial(_sketch, draft.sketch, draft.path or ""))
 
 
 def _checked(what: str, check: Callable[[], str]) -> Iterator[Finding]:
@@ -77,6 +83,8 @@ def _secrets(settings: Settings) -> str:
     token = secret(settings.control.token, settings.control.token_file, "control.token_file")
     for hook in settings.webhooks:
         signers(hook)
+        template(hook)
+    redactor(settings.retrain.data.redact)
     return f"{'a token' if token else 'no token'} for the API, {len(settings.webhooks)} webhook endpoints"
 
 
@@ -99,14 +107,32 @@ def _store(settings: Settings) -> Finding:
 
 
 def _engine(settings: Settings) -> Finding:
-    url = settings.engine.url
+    engine = settings.engine
+    url = engine.url
     try:
-        response = httpx.get(f"{url}/v1/models", timeout=5, trust_env=False)
+        token = secret(engine.token, engine.token_file, "engine.token_file")
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        response = httpx.get(f"{url}/v1/models", headers=headers, timeout=5, trust_env=False)
+    except DriftwatchError as error:
+        return Finding("problem", "engine", str(error))
     except httpx.HTTPError as error:
         return Finding("problem", "engine", f"{url}: {error or type(error).__name__}; is it running? (engine.url)")
+    if response.status_code in (401, 403):
+        wants = "another API key than that of engine.token" if token else "an API key: set engine.token"
+        return Finding("problem", "engine", f"{url} answers {response.status_code}: it wants {wants}")
     if response.status_code >= 500:
         return Finding("problem", "engine", f"{url} answers {response.status_code}")
     return Finding("ok", "engine", f"{url} answers")
+
+
+def _sketch(path: Path, spec: str) -> str:
+    try:
+        from driftwatch.shadow.draft import hash_weights
+        from driftwatch.shadow.open import folder_of
+    except ModuleNotFoundError as error:
+        raise needs_shadow(error) from None
+    sketch = read_for(path, hash_weights(folder_of(spec)))
+    return f"belongs to its draft, learnt from {sketch.rows} prompts, epsilon {sketch.epsilon:g}"
 
 
 def _tokenizer(model: Model) -> Path | None:
@@ -115,9 +141,14 @@ def _tokenizer(model: Model) -> Path | None:
 
 
 def _draft(
-    settings: Settings, spec: str, target: Path | None, tokenizer: Path | None, records: Path | None = None
+    settings: Settings,
+    spec: str,
+    target: Path | None,
+    tokenizer: Path | None,
+    records: Path | None = None,
+    model: Model | None = None,
 ) -> Iterator[Finding]:
-    """What the draft is, whether it fits, and whether it works on its target."""
+    """What the draft is, whether it fits, and whether it works on its target. ``model``: the entry that names it."""
     what = f"draft {spec}"
     try:
         from driftwatch.shadow.checkup import checkup
@@ -125,7 +156,7 @@ def _draft(
         yield Finding("problem", what, str(needs_shadow(error)))
         return
     try:
-        for level, text in checkup(settings.shadow, spec, target, tokenizer, records):
+        for level, text in checkup(settings.shadow, spec, target, tokenizer, records, model):
             yield Finding(level, what, text)
     except DriftwatchError as error:
         yield Finding("problem", what, str(error))

@@ -47,6 +47,7 @@ def control(settings: Settings) -> None:
 def shadow(settings: Settings) -> None:
     """Run a shadow worker: replays drafts on samples."""
     try:
+        from driftwatch.shadow.metrics import app, served
         from driftwatch.shadow.worker import Worker
     except ModuleNotFoundError as error:
         raise needs_shadow(error) from None
@@ -54,4 +55,6 @@ def shadow(settings: Settings) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    Worker(settings, Store(settings.store.url)).run(stop)
+    worker = Worker(settings, Store(settings.store.url))
+    with served(settings.shadow.listen, app(worker.governor)):
+        worker.run(stop)

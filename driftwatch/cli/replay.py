@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
+from pydantic import ValidationError
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -20,24 +21,56 @@ from driftwatch.acceptance import DEFAULT_GAMMA, Rule
 from driftwatch.cli.options import files, needs_shadow
 from driftwatch.errors import DriftwatchError, RecordError
 from driftwatch.records import read_lines, read_records
-from driftwatch.settings import load
+from driftwatch.settings import HiddenStates, Shadow, load
 
 if TYPE_CHECKING:
-    from driftwatch.shadow.history import Summary
+    from driftwatch.shadow.draft import Draft, Fingerprinted
+    from driftwatch.shadow.history import Outcome, Summary
+    from driftwatch.shadow.rays import Open
+    from driftwatch.shadow.target import Target
+    from driftwatch.shadow.tokenizer import Retokeniser
+
+
+def _engine(context: click.Context, option: click.Parameter, value: str | None) -> HiddenStates | None:
+    try:
+        return None if value is None else HiddenStates.model_validate_json(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the value"
+        raise DriftwatchError(f"--hidden-states: {key}: {first['msg']}") from None
 
 
 @click.command()
 @files
-@click.option("--draft", "draft_spec", required=True, help="Folder of the draft, or a name: ngram:min=1,max=3.")
+@click.option(
+    "--draft",
+    "draft_spec",
+    required=True,
+    help="Folder of the draft, an EAGLE-3 head as a tree by FOLDER:steps=5,topk=4,tokens=8; or a name: "
+    "ngram:min=1,max=3, or lookahead:window=5,ngram=3,guesses=5[,requests=50], which is run with the target on so many "
+    "of the records.",
+)
 @click.option(
     "--target",
     "target_path",
     type=click.Path(path_type=Path),
     help="Folder of the target. Its tokenizer reads text records; the model is loaded only where it is needed: for "
-    "EAGLE-3, the rejection rule and agreement.",
+    "EAGLE-3, the rejection rule, agreement and lookahead decoding.",
 )
 @click.option(
-    "--gamma", default=DEFAULT_GAMMA, show_default=True, type=click.IntRange(1, 32), help="Largest proposal length."
+    "--hidden-states",
+    "engine",
+    callback=_engine,
+    metavar="JSON",
+    help="An engine that runs the target for an EAGLE-3 draft, where it is too large for this machine: "
+    '{"url": "http://127.0.0.1:8001", "layers": [2, 16, 29], "folder": "/dev/shm/hs"}, as the settings have it.',
+)
+@click.option(
+    "--gamma",
+    default=DEFAULT_GAMMA,
+    show_default=True,
+    type=click.IntRange(1, 32),
+    help="Largest proposal length; a tree has its own, its steps.",
 )
 @click.option(
     "--rule",
@@ -55,57 +88,125 @@ if TYPE_CHECKING:
 @click.option("--by", multiple=True, metavar="LABEL", help="Figures by the values of a label too; repeatable.")
 @click.option("--per-request", "lines_path", type=click.Path(path_type=Path), help="Write one line a request, JSONL.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option(
+    "--ray",
+    "ray",
+    is_flag=False,
+    flag_value="",
+    metavar="[ADDRESS]",
+    help="Replay on Ray; write it behind FILES, or as --ray=ADDRESS. With the address of a running cluster there, else "
+    "on this machine. The figures are the same.",
+)
 def replay(
     files: tuple[Path, ...],
     draft_spec: str,
     target_path: Path | None,
+    engine: HiddenStates | None,
     gamma: int,
     rule: Rule,
     agreement: bool | None,
     by: tuple[str, ...],
     lines_path: Path | None,
     as_json: bool,
+    ray: str | None,
 ) -> None:
     """Replay a draft on the requests in FILES (records, JSONL) and print how much of it was accepted.
 
     Device, type and batch size come from the environment: DRIFTWATCH_SHADOW__DEVICE and so on.
     """
     try:
-        from driftwatch.shadow.device import pick_device, pick_dtype
+        from driftwatch.shadow.eagle3.rollout import Eagle3TreeDraft
         from driftwatch.shadow.history import Summary, per_request, replay_records
-        from driftwatch.shadow.open import Opening, kind_of
-        from driftwatch.shadow.target import Target
-        from driftwatch.shadow.tokenizer import Retokeniser
-        from driftwatch.shadow.worker import load_draft
+        from driftwatch.shadow.lookahead.method import is_lookahead, parse
+        from driftwatch.shadow.lookahead.share import Tried, decode_records
+        from driftwatch.shadow.open import kind_of
     except ModuleNotFoundError as error:
         raise needs_shadow(error) from None
     shadow = load(None).shadow
-    device = pick_device(shadow.device)
-    dtype = pick_dtype(shadow.dtype, device)
-    target = (
-        Target(target_path, device=device, dtype=dtype, prefill_tokens=shadow.batch_tokens) if target_path else None
-    )
-    if agreement is None:
-        agreement = target is not None and (rule == "rejection" or kind_of(draft_spec) == "eagle3")
-    opening = Opening(device, dtype, rule, depths=gamma, agreement=agreement, prefill_tokens=shadow.batch_tokens)
-    tokenizer = Retokeniser(target_path) if target_path else None
-    draft = load_draft(draft_spec, tokenizer, opening, target)
-    summary = Summary(rule, gamma, by)
-    total = _count(files)
-    with _written_whole(lines_path) as lines, _progress(total) as advance:
-        outcomes = replay_records(draft, read_records(files), batch_tokens=shadow.batch_tokens, tokenizer=tokenizer)
+    draft: Fingerprinted
+    summary: Summary
+    outcomes: Iterator[Outcome]
+    if engine is not None and target_path is None:
+        raise DriftwatchError("--hidden-states needs --target too: the folder with the target's config.json")
+    if is_lookahead(draft_spec):
+        if target_path is None or rule != "argmax" or ray is not None:
+            missing = "give the target with --target" if target_path is None else "leave out --rule and --ray"
+            raise DriftwatchError(f"draft {draft_spec}: the target itself is run, and greedily; {missing}")
+        method = parse(draft_spec)
+        tried = Tried.on(read_records(files), method, by)
+        total: int | None = len(tried.records)
+        draft, summary, gamma = method, tried, method.gamma
+        target = _target(target_path, engine, shadow)
+        outcomes = decode_records(target, tried.records, method, tokenizer=_tokenizer(target_path))
+    else:
+        if agreement is None:
+            at_hand = target_path is not None and engine is None
+            agreement = at_hand and (rule == "rejection" or kind_of(draft_spec) not in ("chain", "ngram"))
+        opened = partial(_open, draft_spec, target_path, engine, shadow, rule, gamma, agreement)
+        loaded, tokenizer = opened()
+        gamma = loaded.tree.steps if isinstance(loaded, Eagle3TreeDraft) else gamma
+        draft, summary, total = loaded, Summary(rule, gamma, by), _count(files)
+        if ray is None:
+            records = read_records(files)
+            outcomes = replay_records(loaded, records, batch_tokens=shadow.batch_tokens, tokenizer=tokenizer)
+        else:
+            outcomes = _on_ray(files, opened, loaded, shadow, ray)
+    with _written_whole(lines_path, files) as lines, _progress(total) as advance:
         for outcome in outcomes:
             summary.add(outcome)
             if lines is not None and outcome.weights is not None:
                 lines.write(json.dumps(per_request(outcome, rule, gamma)) + "\n")
             advance()
-    if summary.total.requests == 0:
-        reasons = ", ".join(f"{reason} ({count})" for reason, count in summary.skipped.items())
-        raise DriftwatchError(f"no request could be replayed: {reasons or 'the files hold no records'}")
+        if not summary.leading.total.output_tokens:
+            reasons = ", ".join(f"{reason} ({count})" for reason, count in summary.skipped.items())
+            raise DriftwatchError(f"no request could be replayed: {reasons or 'the files hold no records'}")
     if as_json:
         click.echo(json.dumps(summary.as_dict(draft)))
     else:
         _print(summary, summary.as_dict(draft))
+
+
+def _open(
+    spec: str, path: Path | None, engine: HiddenStates | None, shadow: Shadow, rule: Rule, gamma: int, agreement: bool
+) -> tuple[Draft, Retokeniser | None]:
+    """The draft, and the target's tokenizer; with Ray on each machine anew."""
+    from driftwatch.shadow.device import pick_device, pick_dtype
+    from driftwatch.shadow.open import Opening
+    from driftwatch.shadow.worker import load_draft
+
+    device = pick_device(shadow.device)
+    dtype = pick_dtype(shadow.dtype, device)
+    target = None if path is None else _target(path, engine, shadow)
+    tokenizer = None if path is None else _tokenizer(path)
+    opening = Opening(device, dtype, rule, depths=gamma, agreement=agreement, prefill_tokens=shadow.batch_tokens)
+    return load_draft(spec, tokenizer, opening, target), tokenizer
+
+
+def _target(path: Path, engine: HiddenStates | None, shadow: Shadow) -> Target:
+    from driftwatch.shadow.device import pick_device, pick_dtype
+    from driftwatch.shadow.target import Target
+
+    device = pick_device(shadow.device)
+    options: dict[str, Any] = {"device_map": shadow.device_map, "prefill_tokens": shadow.batch_tokens}
+    return Target(path, device=device, dtype=pick_dtype(shadow.dtype, device), engine=engine, **options)
+
+
+def _tokenizer(path: Path) -> Retokeniser:
+    from driftwatch.shadow.tokenizer import Retokeniser
+
+    return Retokeniser(path)
+
+
+def _on_ray(files: Sequence[Path], opened: Open, draft: Draft, shadow: Shadow, address: str) -> Iterator[Outcome]:
+    if Path(address).exists() and address:
+        raise DriftwatchError(f"--ray {address}: that is a file; write --ray behind FILES, or --ray=ADDRESS")
+    try:
+        from driftwatch.shadow.rays import replay_files
+    except ModuleNotFoundError as error:
+        extra = "pip install 'driftwatch-sidecar[ray]'"
+        raise DriftwatchError(f"--ray needs {error.name}, which is not installed: {extra}") from None
+    on_gpu = shadow.device == "auto" or shadow.device.startswith("cuda")
+    return replay_files(files, opened, draft, address=address or None, on_gpu=on_gpu, batch_tokens=shadow.batch_tokens)
 
 
 def _count(files: Sequence[Path]) -> int | None:
@@ -128,42 +229,63 @@ def _progress(total: int | None) -> Iterator[Any]:
 
 
 @contextmanager
-def _written_whole(path: Path | None) -> Iterator[IO[str] | None]:
-    """A text file that appears under its name only when it is complete."""
+def _written_whole(path: Path | None, read: Sequence[Path]) -> Iterator[IO[str] | None]:
+    """A text file that appears under its name only when it is complete; none of those that are ``read``."""
     if path is None:
         yield None
         return
     if path.exists() and not path.is_file():
         raise DriftwatchError(f"--per-request {path}: not a file; name one that may be written")
+    if path.exists() and any(other.exists() and path.samefile(other) for other in read):
+        raise DriftwatchError(f"--per-request {path}: the records are read from it; name another file")
+    scratch = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        file = scratch.open("x")
     except OSError as error:
-        raise DriftwatchError(f"--per-request {path}: {error.strerror or error}") from None
+        raise DriftwatchError(
+            f"--per-request {path}: {error.strerror or error}; name a file that may be written"
+        ) from None
     try:
-        with os.fdopen(handle, "w") as file:
+        with file:
             yield file
-        Path(scratch).chmod(0o644)
-        Path(scratch).replace(path)
+        scratch.replace(path)
     finally:
-        Path(scratch).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
 
 
 def _print(summary: Summary, report: dict[str, Any]) -> None:
     console = Console()
     fingerprint = report["draft"]
+    if run := report.get("run"):
+        click.echo(
+            f"run with the target, not replayed, on {run['chosen']:,} of {run['records']:,} records, greedily, however "
+            f"they were served: {_ratio(run['fed_per_step'])} tokens through the target a step"
+        )
     click.echo(
         f"{report['requests']} requests, {report['output_tokens']} output tokens, {fingerprint['kind']} draft "
         f"{fingerprint['path']} ({fingerprint['parameters']:,} parameters), rule {report['rule']}"
     )
+    apart = report.get("retokenised")
+    if apart and summary.leading is summary.retokenised:
+        click.echo("all of them tokenised from text: their ids need not be the served ones")
+        apart = None
+    _print_figures(console, report, str(summary.gamma))
+    if cost := report.get("cost"):
+        click.echo(f"{cost['trees']:,} trees in {cost['passes']:,} passes of the head over {cost['rows']:,} rows")
+    if apart:
+        click.echo(f"apart from them, {apart['requests']} requests tokenised from text, not exact:")
+        _print_figures(console, apart, str(summary.gamma))
+    for reason, count in report["skipped"].items():
+        console.print(f"skipped: {count} ({reason})")
+
+
+def _print_figures(console: Console, report: dict[str, Any], last: str) -> None:
     console.print(_table("gamma", report["gamma"]))
     if "agreement" in report:
         click.echo(_agreement(report["agreement"]))
     for label, values in report.get("by", {}).items():
-        last = str(summary.gamma)
         console.print(f"by {label}, gamma {last}")
         console.print(_table(label, {value: found["gamma"][last] for value, found in values.items()}))
-    for reason, count in report["skipped"].items():
-        console.print(f"skipped: {count} ({reason})")
 
 
 def _agreement(found: dict[str, Any]) -> str:
@@ -174,11 +296,12 @@ def _agreement(found: dict[str, Any]) -> str:
 
 
 def _table(first: str, rows: dict[str, dict[str, Any]]) -> Table:
-    columns = (first, "windows", "drafted", "accepted", "rejected", "length", "hit rate", "95% interval")
-    table = Table(*columns, box=box.SIMPLE)
+    columns = (first, "windows", "accepted", "rejected", "length", "steps/\ntoken", "hit rate", "95% interval")
+    table = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for name, row in rows.items():
-        counts = [f"{row[key]:,.0f}" for key in ("windows", "drafted", "accepted", "rejected")]
-        table.add_row(name, *counts, *(_ratio(row[key]) for key in ("acceptance_length", "hit_rate")), _interval(row))
+        counts = [f"{row[key]:,.0f}" for key in ("windows", "accepted", "rejected")]
+        ratios = (_ratio(row[key]) for key in ("acceptance_length", "steps_per_token", "hit_rate"))
+        table.add_row(name, *counts, *ratios, _interval(row))
     return table
 
 

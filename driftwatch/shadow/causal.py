@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from transformers.utils import logging as transformers_logging
 
 from driftwatch.errors import ModelError
 from driftwatch.shadow.device import explain
+from driftwatch.shadow.packing import Packed
+from driftwatch.shadow.states.source import Read, Reduce
 
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what it reports is checked below
@@ -23,8 +25,6 @@ PREFILL_TOKENS = 16_384
 
 MASK_ELEMENTS = 1 << 28
 """A pass over new tokens x cached tokens needs an attention mask of that size: longer contexts, shorter passes."""
-
-Capture = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
 def load_model(
@@ -42,24 +42,24 @@ def load_model(
     if the checkpoint is not whole.
     """
     loader: Any = AutoModelForCausalLM
+    named = f"{what} {path}"
     options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True, "local_files_only": True}
     if path.suffix == ".gguf":
         path, options["gguf_file"] = path.parent, path.name
-    if device_map is not None:
-        options["device_map"] = device_map
+    options["device_map"] = device_map if device_map is not None else {"": device}  # quantised weights cannot be moved
     try:
         model, info = loader.from_pretrained(path, dtype=dtype, **options)
     except Exception as error:  # a broken checkpoint raises whatever the part that met it raises
-        raise explain(error, f"{what} {path}") from None
+        raise explain(error, named) from None
     if mismatched := info["mismatched_keys"]:
         name = sorted(mismatched)[0][0]
-        raise ModelError(f"{what} {path}: tensor {name} does not have the shape config.json says")
+        raise ModelError(f"{named}: tensor {name} does not have the shape config.json says")
     if missing := sorted(info["missing_keys"]):
-        raise ModelError(f"{what} {path}: {len(missing)} tensors are missing, the first is {missing[0]}")
+        raise ModelError(f"{named}: {len(missing)} tensors are missing, the first is {missing[0]}")
     unused = sorted(set(info["unexpected_keys"]) - set(ignored or ()))
     if ignored is not None and unused:
-        raise ModelError(f"{what} {path}: {len(unused)} tensors belong to no part of it, the first is {unused[0]}")
-    return (model if device_map is not None or getattr(model, "is_quantized", False) else model.to(device)).eval()
+        raise ModelError(f"{named}: {len(unused)} tensors belong to no part of it, the first is {unused[0]}")
+    return model.eval()
 
 
 class Causal:
@@ -84,6 +84,24 @@ class Causal:
         return self.embedding.device
 
     @property
+    def draft_device(self) -> torch.device:
+        """Where its output head lies."""
+        return self.head_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def gives(self) -> range:
+        """Every layer, as indices into Hugging Face's ``hidden_states``."""
+        return range(self.layers + 1)
+
+    @property
+    def token_ids(self) -> int:
+        return len(self.embedding)
+
+    @property
     def embedding(self) -> torch.Tensor:
         """[vocabulary, hidden], as stored: engines feed drafts the rows of the table, without a model's own scaling."""
         weight: torch.Tensor = self.model.get_input_embeddings().weight
@@ -92,6 +110,15 @@ class Causal:
     @property
     def vocabulary(self) -> int:
         return int(self._head.weight.shape[0])
+
+    @property
+    def positions(self) -> int | None:
+        """The most tokens that it can be fed, where it has learnt a table of positions and knows none behind it; None
+        where positions are computed. (OPT's table has two rows more than ``max_position_embeddings``.)"""
+        named = getattr(self.config, "max_position_embeddings", None)
+        tables = (one for one in self.backbone.modules() if isinstance(one, torch.nn.Embedding))
+        learnt = any(len(one.weight) in (named, (named or 0) + 2) for one in tables if one.weight is not self.embedding)
+        return int(named) if named is not None and learnt else None
 
     @property
     def hidden(self) -> int:
@@ -106,6 +133,12 @@ class Causal:
         """The output head alone, a module from [rows, hidden] to [rows, vocabulary]: the order of its values is the
         model's, their size only after :meth:`logits`."""
         return self._head
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """[vocabulary, hidden] of the output head, as stored."""
+        weight: torch.Tensor = self._head.weight
+        return weight
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] after the final norm to [rows, vocabulary], with the scaling some families apply."""
@@ -122,18 +155,38 @@ class Causal:
         them in a way not known here."""
         ids = torch.arange(1, 5, device=self.device)[None]
         whole = self.model(input_ids=ids, use_cache=False).logits[0].float().cpu()
+        if not bool(torch.isfinite(whole).all()):
+            raise ModelError(f"target {self.model.name_or_path}: its logits are not finite; are its weights whole?")
         parts = self.logits(self.backbone(input_ids=ids, use_cache=False).last_hidden_state[0]).float().cpu()
         scale = float(whole.abs().max()) or 1.0
         if not torch.allclose(whole, parts, atol=0.02 * scale, rtol=0.02):
             family = type(self.model).__name__
             raise ModelError(f"{family} scales its logits in a way not known here, so its probabilities would be wrong")
 
+    def read(self, packed: Packed, layers: Sequence[int], reduce: Reduce, *, final: bool) -> Read:
+        """One prefill of the padded batch; see :class:`driftwatch.shadow.states.source.States`."""
+        states: list[torch.Tensor] = []
+
+        def last_states() -> Iterator[tuple[int, torch.Tensor]]:
+            passes = self.prefill(packed.ids.to(self.device), capture=layers, reduce=reduce, final=final)
+            for start, kept, last in passes:
+                assert kept is not None
+                states.append(kept)
+                if last is not None:
+                    yield start, last
+
+        if final:
+            rows = packed.gather(last_states())  # piece by piece: the last states are never held whole
+            return Read(torch.cat(states, dim=1), rows)
+        list(last_states())
+        return Read(torch.cat(states, dim=1), None)
+
     def prefill(
         self,
         ids: torch.Tensor,
         *,
         capture: Sequence[int] = (),
-        reduce: Capture | None = None,
+        reduce: Reduce | None = None,
         final: bool = True,
     ) -> Iterator[tuple[int, torch.Tensor | None, torch.Tensor | None]]:
         """Forward passes over [batch, width] ids, padding behind: yields (first position, reduced, last hidden).

@@ -11,18 +11,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from driftwatch.acceptance import Rule, Weights
 from driftwatch.errors import ModelError
 from driftwatch.shadow.agreement import Agreement
 from driftwatch.shadow.causal import PREFILL_TOKENS, Causal, load_model
-from driftwatch.shadow.draft import Fingerprint, Tokens, hash_weights, read_config
+from driftwatch.shadow.config import read_config
+from driftwatch.shadow.draft import Fingerprint, Tokens, hash_weights
 from driftwatch.shadow.figures import Figures, agreements, skip_reason, target_rows
 from driftwatch.shadow.judge import VocabularyMap, judge, rows_at_once
 from driftwatch.shadow.packing import Packed, pack
-from driftwatch.shadow.target import Target
+from driftwatch.shadow.target import NoTargetError, Target
 from driftwatch.shadow.warp import Sampling
+from driftwatch.shadow.weights import check_finite, read_tensors, tensor_names
+
+MOST_IDS = 1 << 24
+"""Token ids that a target may have, by far."""
 
 
 class ChainDraft:
@@ -46,6 +50,8 @@ class ChainDraft:
         self._unknown = unknown
         self._map = VocabularyMap(to_target, model.head.weight.device)
         self._target = target.model() if target is not None and (agreement or rule == "rejection") else None
+        tables = [one.positions for one in (model, self._target) if one is not None and one.positions is not None]
+        self._positions = min(tables, default=None)
 
     @classmethod
     def load(
@@ -65,15 +71,19 @@ class ChainDraft:
         sha256 = hash_weights(folder)
         if target is None and (agreement or rule == "rejection"):
             reason = "the rejection rule" if rule == "rejection" else "agreement"
-            raise ModelError(f"draft {folder}: {reason} needs the target's probabilities; give the target's folder")
+            raise NoTargetError(f"draft {folder}: {reason} needs the target's probabilities; give the target's folder")
         model = load_model("draft", folder, device=device, dtype=dtype, ignored={"d2t"})
+        check_finite(dict(model.named_parameters()), f"draft {folder}")
         causal = Causal(model, prefill_tokens=prefill_tokens)
-        vocabulary, to_target = causal.vocabulary, _vocabulary_map(folder)
-        if to_target is not None and len(to_target) != vocabulary:
-            raise ModelError(f"draft {folder}: d2t has {len(to_target)} entries for a vocabulary of {vocabulary}")
+        vocabulary = causal.vocabulary
+        to_target = None
+        if "d2t" in tensor_names(folder, f"draft {folder}"):
+            to_target = _vocabulary_map(folder, vocabulary)
         parameters = sum(p.numel() for p in model.parameters())
         fingerprint = Fingerprint("chain", sha256, parameters, vocabulary, str(folder))
-        unknown = int(config.get("driftwatch_unk_id", 0))
+        unknown = config.index("driftwatch_unk_id") or 0
+        if unknown >= vocabulary:
+            raise ModelError(f"draft {folder}: driftwatch_unk_id is {unknown}, none of its {vocabulary} ids")
         return cls(causal, to_target, unknown, fingerprint, target=target, rule=rule, agreement=agreement)
 
     @property
@@ -81,11 +91,21 @@ class ChainDraft:
         """Whether its ids are mapped to the target's, so that its vocabulary may be smaller."""
         return self._to_target is not None
 
+    @property
+    def described(self) -> str:
+        """What it is, in words."""
+        model = self._model
+        ids = f"{model.vocabulary:,} of the target's ids, by d2t" if self.mapped else "the target's ids as they are"
+        return f"{type(model.model).__name__}: hidden {model.hidden}, layers {model.layers}; proposes {ids}"
+
+    def outside(self, ids: Sequence[int]) -> int:
+        return self._map.outside(ids, self.fingerprint.vocabulary)
+
     def skip_reason(self, tokens: Tokens) -> str | None:
         limits = [] if self.mapped else [self.fingerprint.vocabulary]
         if self._target is not None:
             limits.append(len(self._target.embedding))
-        return skip_reason(tokens, min(limits, default=None), self.rule)
+        return skip_reason(tokens, min(limits, default=None), self.rule, self._positions)
 
     def replay(self, batch: Sequence[Tokens]) -> list[Weights]:
         return [weights for weights, _ in self.measure(batch)]
@@ -135,10 +155,16 @@ class ChainDraft:
         return torch.where(known >= 0, known, self._unknown)
 
 
-def _vocabulary_map(folder: Path) -> torch.Tensor | None:
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            if "d2t" in file.keys():  # noqa: SIM118  (not a dict)
-                offsets: torch.Tensor = file.get_tensor("d2t").long()
-                return offsets + torch.arange(len(offsets))
-    return None
+def _vocabulary_map(folder: Path, vocabulary: int) -> torch.Tensor:
+    """[vocabulary] the target's ids of the draft's. Raises ModelError where d2t leads nowhere, or twice to one."""
+    what = f"draft {folder}"
+    d2t = read_tensors(folder, what)["d2t"]
+    if tuple(d2t.shape) != (vocabulary,):
+        raise ModelError(f"{what}: d2t has shape {list(d2t.shape)} for a vocabulary of {vocabulary}")
+    ids = d2t.long() + torch.arange(vocabulary)
+    if int(ids.min()) < 0 or int(ids.max()) >= MOST_IDS or len(set(ids.tolist())) < vocabulary:
+        raise ModelError(
+            f"{what}: d2t does not lead from its {vocabulary} ids to as many of the target's; target id = draft id + "
+            "d2t[draft id] is the form that is read"
+        )
+    return ids

@@ -7,10 +7,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from driftwatch.acceptance import DEFAULT_GAMMA
+from driftwatch.acceptance import DEFAULT_GAMMA, Rule
 from driftwatch.errors import ModelError
 from driftwatch.records import read_records
-from driftwatch.settings import Shadow
+from driftwatch.settings import Model, Shadow
+from driftwatch.shadow.block.readings import described
+from driftwatch.shadow.block.replay import BlockDraft
+from driftwatch.shadow.chain import ChainDraft
 from driftwatch.shadow.device import pick_device, pick_dtype
 from driftwatch.shadow.draft import Draft, Tokens
 from driftwatch.shadow.eagle3.checkpoint import Checkpoint
@@ -18,7 +21,8 @@ from driftwatch.shadow.eagle3.readings import embedding_rows_apart
 from driftwatch.shadow.eagle3.replay import Eagle3Draft
 from driftwatch.shadow.open import Opening, is_named
 from driftwatch.shadow.selftest import Fit, own_text, self_test
-from driftwatch.shadow.target import Target
+from driftwatch.shadow.states.engine import EngineStates
+from driftwatch.shadow.target import NoTargetError, Target
 from driftwatch.shadow.tokenizer import Retokeniser
 from driftwatch.shadow.worker import load_draft
 
@@ -31,30 +35,60 @@ LOW = 0.2
 
 
 def checkup(
-    shadow: Shadow, spec: str, target_path: Path | None, tokenizer_path: Path | None, records: Path | None
+    shadow: Shadow,
+    spec: str,
+    target_path: Path | None,
+    tokenizer_path: Path | None,
+    records: Path | None,
+    served: Model | None = None,
 ) -> Iterator[Line]:
-    """Lines in the order of what can be known. Raises DriftwatchError where it cannot be loaded at all."""
+    """Lines in the order of what can be known. ``served`` is the settings' entry that names the draft: its rule and the
+    engine that gives hidden states, if any. Raises DriftwatchError where the draft cannot be loaded at all."""
     device = pick_device(shadow.device)
     dtype = pick_dtype(shadow.dtype, device)
     tokens = shadow.batch_tokens
     tokenizer = Retokeniser(tokenizer_path) if tokenizer_path else None
+    rule: Rule = served.rule if served else "argmax"
+    engine = served.hidden_states if served else None
     target = None
     if target_path is not None:
-        target = Target(target_path, device=device, dtype=dtype, prefill_tokens=tokens)
-    draft = load_draft(spec, tokenizer, Opening(device, dtype, depths=DEFAULT_GAMMA, prefill_tokens=tokens), target)
+        target = Target(
+            target_path,
+            device=device,
+            dtype=dtype,
+            device_map=shadow.device_map,
+            prefill_tokens=tokens,
+            engine=engine,
+        )
+    opening = Opening(device, dtype, depths=DEFAULT_GAMMA, prefill_tokens=tokens)
+    try:
+        draft = load_draft(spec, tokenizer, opening, target)
+    except NoTargetError as error:
+        yield "warning", f"live figures only: {error}"
+        return
     found = draft.fingerprint
     size = f"{found.parameters:,} parameters, {found.vocabulary:,} token ids, " if found.parameters else ""
     yield "ok", f"{found.kind} draft, {size}sha256 {found.sha256[:12]}, on {device}"
+    if rule == "rejection" and not is_named(spec) and (target is None or engine is not None):
+        yield "warning", "live figures only: the rejection rule needs the target's probabilities; tried under argmax"
+    if isinstance(draft, ChainDraft):
+        yield "ok", draft.described
     if isinstance(draft, Eagle3Draft) and target is not None:
         yield from _eagle3(draft, target)
+    if isinstance(draft, BlockDraft) and target is not None:
+        yield "ok", described(draft, target.states().layers)
+        yield from (("ok", f"inferred: {note}") for note in draft.checkpoint.inferred)
+        yield from (("ok", f"ignored: {name}") for name in draft.checkpoint.ignored)
     if target is None or is_named(spec):
         return
+    if engine is not None and records is None:
+        yield "warning", "not tried out: an engine runs the target, so give --records with requests that it served"
+        return
     try:
-        target.model()
+        samples = _recorded(records) if records else own_text(target, tokenizer)
     except ModelError as error:
         yield "warning", f"not tried out, since the target cannot be loaded: {error}"
         return
-    samples = _recorded(records) if records else own_text(target, tokenizer)
     yield from _verdict(draft, self_test(draft, target, samples, batch_tokens=tokens), "records" if records else None)
 
 
@@ -64,14 +98,18 @@ def _recorded(path: Path) -> list[Tokens]:
 
 
 def _eagle3(draft: Eagle3Draft, target: Target) -> Iterator[Line]:
-    checkpoint = draft.checkpoint
-    yield "ok", _described(checkpoint, draft.layers, target.model().layers)
+    checkpoint, states = draft.checkpoint, target.states()
+    yield "ok", _described(checkpoint, draft.layers, states.layers)
     for note in checkpoint.inferred:
         yield "ok", f"inferred: {note}"
     for name in checkpoint.ignored:
         yield "ok", f"ignored: {name}"
     for warning in checkpoint.warnings:
         yield "warning", warning
+    if isinstance(states, EngineStates):
+        states.probe()
+        yield "ok", f"{states.url} gives hidden_states {list(states.gives)}"
+        return
     apart = embedding_rows_apart(checkpoint, target.model())
     if apart and checkpoint.spec.origin != "speculators":  # which trains it
         yield (

@@ -29,6 +29,17 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """Free memory of a GPU as its driver counts it, all processes on it included; None on a CPU."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
+def cap_memory(device: torch.device, share: float) -> None:
+    """Let this process take no more than a share of a GPU's memory; beyond it, it runs out. No-op on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Both allocators: CUDA's has a class of its own, the CPU's only a message."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

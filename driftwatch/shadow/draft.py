@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,11 +48,15 @@ class Fingerprint:
         return asdict(self)
 
 
-class Draft(Protocol):
-    """A loaded draft."""
+class Fingerprinted(Protocol):
+    """What has an identity."""
 
     @property
     def fingerprint(self) -> Fingerprint: ...
+
+
+class Draft(Fingerprinted, Protocol):
+    """A loaded draft."""
 
     @property
     def mapped(self) -> bool:
@@ -74,22 +77,12 @@ class Comparing(Protocol):
         """As ``replay``, with the agreement figures where the draft was opened to give them."""
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint. Raises ModelError if it is not there or not JSON."""
-    if not folder.is_dir():
-        raise ModelError(f"draft {folder}: no such folder; give a folder with config.json and safetensors")
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except OSError as error:
-        raise ModelError(
-            f"draft {folder}: {path.name}: {error.strerror or error}; is it a checkpoint folder?"
-        ) from None
-    except ValueError as error:
-        raise ModelError(f"draft {folder}: config.json is not JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"draft {folder}: config.json must hold an object")
-    return config
+@runtime_checkable
+class Limited(Protocol):
+    """A draft with a vocabulary of its own."""
+
+    def outside(self, ids: Sequence[int]) -> int:
+        """How many of these token ids it cannot propose, whatever they follow on."""
 
 
 def hash_weights(folder: Path) -> str:

@@ -88,10 +88,13 @@ def agreements(packed: Packed, figures: Figures, outside: NDArray[np.bool_]) -> 
     return found
 
 
-def skip_reason(tokens: Tokens, vocabulary: int | None, rule: Rule) -> str | None:
-    """Why tokens cannot be replayed: too few, ids that the models do not have, settings that the rule needs."""
+def skip_reason(tokens: Tokens, vocabulary: int | None, rule: Rule, positions: int | None = None) -> str | None:
+    """Why tokens cannot be replayed: too few or too many, ids that the models do not have, settings that the rule
+    needs. ``positions``: the most tokens that the models can be fed."""
     if tokens.judged < 1 or not tokens.prompt:
         return "too_short"
+    if positions is not None and tokens.length > positions:
+        return "too_long"
     if vocabulary is not None and max(*tokens.prompt, *tokens.output) >= vocabulary:
         return "outside_vocabulary"
     if rule == "rejection" and tokens.temperature is None:

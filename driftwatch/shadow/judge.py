@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,11 @@ class VocabularyMap:
         if self._to_draft is None:
             return torch.where(target < vocabulary, target, -1)
         return self._to_draft[target.clamp(max=len(self._to_draft) - 1)]
+
+    def outside(self, target: Sequence[int], vocabulary: int) -> int:
+        """How many of the target's ids the draft does not have."""
+        device = None if self.to_target is None else self.to_target.device
+        return int((self.draft_ids(torch.tensor(target, device=device), vocabulary) < 0).sum())
 
     def select(self, probabilities: torch.Tensor, vocabulary: int) -> torch.Tensor:
         """[rows, draft vocabulary] of the target's [rows, vocabulary]; 0 for ids that only the draft has."""

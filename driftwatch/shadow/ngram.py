@@ -112,12 +112,12 @@ def parse(spec: str, gamma: int = DEFAULT_GAMMA) -> NgramDraft:
 def parameters(
     spec: str, kind: str, ranges: Mapping[str, tuple[int, int]], defaults: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Whole numbers of a draft that is named, not loaded: ``kind:key=value,...``, in the order of ``ranges``.
+    """Whole numbers in the name of a draft: ``kind:key=value,...``, in the order of ``ranges``.
 
     Raises ModelError with one line for an unknown, repeated, missing or impossible one.
     """
-    head, _, body = spec.partition(":")
-    if head != kind:
+    body = spec.removeprefix(kind).removeprefix(":")
+    if spec not in (kind, f"{kind}:{body}"):
         raise ModelError(f"draft {spec}: not a draft of kind {kind}; write {_example(kind, ranges)}")
     given: dict[str, int] = {}
     for part in body.split(",") if body else []:

@@ -10,29 +10,32 @@ import torch
 
 from driftwatch.acceptance import DEFAULT_GAMMA, Rule
 from driftwatch.errors import ModelError
-from driftwatch.shadow import lookahead, ngram
+from driftwatch.shadow import ngram
+from driftwatch.shadow.block.replay import ARCHITECTURES, BlockDraft
 from driftwatch.shadow.causal import PREFILL_TOKENS
 from driftwatch.shadow.chain import ChainDraft
-from driftwatch.shadow.draft import Draft, read_config
+from driftwatch.shadow.config import read_config
+from driftwatch.shadow.draft import Draft
 from driftwatch.shadow.eagle3.checkpoint import is_eagle3, read_checkpoint
 from driftwatch.shadow.eagle3.replay import Eagle3Draft
-from driftwatch.shadow.target import Target
+from driftwatch.shadow.eagle3.rollout import Eagle3TreeDraft
+from driftwatch.shadow.eagle3.tree import split_spec
+from driftwatch.shadow.lookahead.method import KIND as LOOKAHEAD
+from driftwatch.shadow.target import NoTargetError, Target
 from driftwatch.shadow.weights import tensor_names
 
-Kind = Literal["chain", "eagle3", "ngram"]
+Kind = Literal["chain", "eagle3", "ngram", "dflash", "domino", "peagle", "mtp"]
 
-NAMED = (ngram.KIND, lookahead.KIND)
+NAMED = (ngram.KIND, LOOKAHEAD)
 
 OTHER_ARCHITECTURES = {
     "Eagle3DeepseekV2ForCausalLM": "an EAGLE-3 head with latent attention (MLA)",
-    "PEagleDraftModel": "a P-EAGLE draft",
-    "DFlashDraftModel": "a DFlash draft",
-    "DFlash2DraftModel": "a DFlash draft",
-    "DominoDraftModel": "a Domino draft",
+    "DFlash2DraftModel": "a DFlash 2 draft",
     "DSparkDraftModel": "a DSpark draft",
-    "Qwen3_5MTPDraftModel": "an MTP draft",
     "EagleModel": "an EAGLE-1 or EAGLE-2 head",
 }
+
+REPLAYED = "what is replayed are chain, EAGLE-3, DFlash, Domino, P-EAGLE and MTP drafts, and n-grams"
 
 
 @dataclass(frozen=True)
@@ -53,32 +56,37 @@ def is_named(spec: str | Path) -> bool:
 
 
 def folder_of(spec: str | Path) -> Path:
-    """The checkpoint folder: the path itself, or the folder of the weights file that is named."""
-    path = Path(spec)
+    """The checkpoint folder: the path itself, less a tree that is asked for, or the folder of the weights file that is
+    named. Raises ModelError for what is no tree."""
+    path = Path(split_spec(spec)[0])
     return path.parent if path.is_file() else path
 
 
 def kind_of(spec: str | Path) -> Kind:
     """What kind of draft this is. Raises ModelError for one that cannot be replayed, saying what it is."""
     if is_named(spec):
-        if str(spec).startswith(lookahead.KIND):
-            raise ModelError(f"draft {spec}: lookahead decoding is run with the target, it cannot be replayed")
+        if str(spec).startswith(LOOKAHEAD):
+            raise ModelError(f"draft {spec}: lookahead decoding is run with the target: `driftwatch replay` does that")
         return "ngram"
+    if Path(spec).suffix == ".gguf":
+        raise ModelError(f"draft {spec}: a draft is not read from GGUF; give a folder with config.json and safetensors")
     folder = folder_of(spec)
     what = f"draft {folder}"
     if (folder / "training_state.pt").exists():
         raise ModelError(f"{what}: a SpecForge training checkpoint; export it first (specforge export --to sglang)")
     config = read_config(folder)
-    architecture = str((config.get("architectures") or [""])[0])
+    architecture = config.architecture
     if architecture in OTHER_ARCHITECTURES:
-        raise ModelError(f"{what}: {OTHER_ARCHITECTURES[architecture]}; chain, EAGLE-3 and n-gram drafts are replayed")
+        raise ModelError(f"{what}: {OTHER_ARCHITECTURES[architecture]}; {REPLAYED}")
+    if architecture in ARCHITECTURES:
+        return ARCHITECTURES[architecture]
     names = tensor_names(folder, what)
     if is_eagle3(config, names):
         return "eagle3"
     if trained := config.get("speculators_model_type"):
-        raise ModelError(f"{what}: a speculators draft of type {trained!r}; chain, EAGLE-3 and n-gram are replayed")
+        raise ModelError(f"{what}: a speculators draft of type {trained!r}; {REPLAYED}")
     if "fc.weight" in names:
-        raise ModelError(f"{what}: an EAGLE-1 or EAGLE-2 head (fc.weight, no midlayer); chain, EAGLE-3 and n-gram are")
+        raise ModelError(f"{what}: an EAGLE-1 or EAGLE-2 head (fc.weight, no midlayer); {REPLAYED}")
     return "chain"
 
 
@@ -87,7 +95,9 @@ def open_draft(spec: str | Path, opening: Opening, target: Target | None = None)
     kind = kind_of(spec)
     if kind == "ngram":
         return ngram.parse(str(spec), opening.depths)
-    folder = folder_of(spec)
+    folder, (_, tree) = folder_of(spec), split_spec(spec)
+    if tree is not None and kind != "eagle3":
+        raise ModelError(f"draft {spec}: EAGLE-3 heads alone draft trees, this is a {kind} draft; leave out its tree")
     shared: dict[str, Any] = {"rule": opening.rule, "agreement": opening.agreement}
     if kind == "chain":
         return ChainDraft.load(
@@ -99,7 +109,13 @@ def open_draft(spec: str | Path, opening: Opening, target: Target | None = None)
             **shared,
         )
     if target is None:
-        raise ModelError(
-            f"draft {folder}: an EAGLE-3 head reads its target's hidden states; give the target's folder too"
+        what = "an EAGLE-3 head" if kind == "eagle3" else f"a draft of kind {kind}"
+        raise NoTargetError(
+            f"draft {folder}: {what} reads its target's hidden states; give the target's folder too, or an engine that "
+            "runs it (hidden_states)"
         )
+    if kind != "eagle3":
+        return BlockDraft.load(kind, folder, target, depths=opening.depths, **shared)
+    if tree is not None:
+        return Eagle3TreeDraft(read_checkpoint(folder), target, tree, **shared)
     return Eagle3Draft(read_checkpoint(folder), target, depths=opening.depths, **shared)

@@ -30,6 +30,11 @@ class Packed:
     bounds: tuple[int, ...]
     """[batch + 1]: rows of sample b are bounds[b] .. bounds[b + 1] - 1."""
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sample in ``ids``."""
+        return [int(self.position[stop - 1]) + 1 for stop in self.bounds[1:]]
+
     def gather(self, pieces: Iterable[tuple[int, torch.Tensor]]) -> torch.Tensor:
         """The states at the rows' positions, [N, H], out of pieces [batch, piece, H] that begin at a position each."""
         found: torch.Tensor | None = None

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from driftwatch.shadow.block import readings as block
+from driftwatch.shadow.block.replay import BlockDraft
 from driftwatch.shadow.draft import Draft, Tokens
-from driftwatch.shadow.eagle3.checkpoint import Checkpoint
-from driftwatch.shadow.eagle3.readings import Reading, other_readings
+from driftwatch.shadow.eagle3.readings import other_readings
 from driftwatch.shadow.eagle3.replay import Eagle3Draft
+from driftwatch.shadow.eagle3.rollout import Eagle3TreeDraft
 from driftwatch.shadow.replay import replay
 from driftwatch.shadow.target import Target
 from driftwatch.shadow.tokenizer import Retokeniser
@@ -44,6 +46,15 @@ PIECE = 12
 """Judged tokens that are scored as one."""
 BETTER = 4.0
 """Standard errors by which another reading must fit better to be named."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Another reading of a draft, and what is wrong if it is the one that fits."""
+
+    name: str
+    cause: str
+    draft: Draft
 
 
 @dataclass(frozen=True)
@@ -86,26 +97,46 @@ def own_text(target: Target, tokenizer: Retokeniser | None) -> list[Tokens]:
 
 
 def self_test(draft: Draft, target: Target, samples: Sequence[Tokens], *, batch_tokens: int) -> Fit:
-    """Try a draft, opened under the argmax rule, on samples of the target's; an EAGLE-3 head under other readings."""
+    """Try a draft, opened under the argmax rule, on samples of the target's; an EAGLE-3 head under other readings too,
+    where the target is at hand, since its probabilities tell them apart."""
+    if isinstance(draft, Eagle3TreeDraft):  # a tree is known at the starts of one walk only; the head is to be tried
+        draft = Eagle3Draft(draft.checkpoint, target, depths=1)
     kept = [one for one in samples if draft.skip_reason(one) is None]
     served = Counter(token for one in kept for token in one.output[1:])
     hits = np.concatenate([values[:, 0] for values in _weights(draft, kept, batch_tokens)]) if kept else np.zeros(0)
     chance = max(served.values(), default=0) / max(1, len(hits))
     fit = Fit(len(hits), float(hits.mean()) if len(hits) else 0.0, chance)
-    if not isinstance(draft, Eagle3Draft) or not kept:
+    if not isinstance(draft, (Eagle3Draft, BlockDraft)) or target.engine is not None or not kept:
         return fit
     return replace(fit, better=_better(draft, target, kept, batch_tokens))
 
 
+def _loaded(draft: Eagle3Draft | BlockDraft, target: Target) -> Draft:
+    if isinstance(draft, Eagle3Draft):
+        return Eagle3Draft(draft.checkpoint, target, depths=DEPTHS, agreement=True)
+    return BlockDraft(draft.spec, draft.checkpoint, target, depths=DEPTHS, agreement=True)
+
+
+def _readings(draft: Eagle3Draft | BlockDraft, target: Target) -> Iterator[Reading]:
+    if isinstance(draft, Eagle3Draft):
+        for one in other_readings(draft.checkpoint, target.model()):
+            tried = Eagle3Draft(one.checkpoint, target, depths=DEPTHS, agreement=True)
+            yield Reading(one.name, one.cause, tried)
+        return
+    for other in block.other_readings(draft, target.model()):
+        reread = BlockDraft(other.spec, draft.checkpoint, target, depths=DEPTHS, agreement=True)
+        yield Reading(other.name, other.cause, reread)
+
+
 def _better(
-    draft: Eagle3Draft, target: Target, samples: Sequence[Tokens], batch_tokens: int
+    draft: Eagle3Draft | BlockDraft, target: Target, samples: Sequence[Tokens], batch_tokens: int
 ) -> tuple[Reading, float, float, float] | None:
     """Scores are mean sum min(p, q) over starts and depths, far finer than hits, compared piece of text by piece."""
     pieces = [piece for one in samples for piece in _pieces(one)]
-    loaded = _scores(draft.checkpoint, target, pieces, batch_tokens)
+    loaded = _scores(_loaded(draft, target), pieces, batch_tokens)
     found = []
-    for reading in other_readings(draft.checkpoint, target.model()):
-        scores = _scores(reading.checkpoint, target, pieces, batch_tokens)
+    for reading in _readings(draft, target):
+        scores = _scores(reading.draft, pieces, batch_tokens)
         gain = scores - loaded
         error = float(gain.std(ddof=1) / np.sqrt(len(gain))) if len(gain) > 1 else float("inf")
         if gain.mean() > BETTER * error > 0:
@@ -121,8 +152,7 @@ def _pieces(sample: Tokens) -> Iterator[Tokens]:
             yield Tokens([*sample.prompt, *sample.output[:start]], output)
 
 
-def _scores(checkpoint: Checkpoint, target: Target, pieces: Sequence[Tokens], batch_tokens: int) -> NDArray[np.float64]:
-    tried = Eagle3Draft(checkpoint, target, depths=DEPTHS, agreement=True)
+def _scores(tried: Draft, pieces: Sequence[Tokens], batch_tokens: int) -> NDArray[np.float64]:
     agreements = {result.index: result.agreement for result in replay(tried, pieces, batch_tokens=batch_tokens)}
     known = [found for i in range(len(pieces)) if (found := agreements[i]) is not None]
     return np.array([found.overlap.sum() / found.proposals.sum() for found in known])

@@ -21,19 +21,37 @@ class Retokeniser:
 
     def __init__(self, folder: Path) -> None:
         options: dict[str, Any] = {"local_files_only": True}
+        what = f"tokenizer {folder}"
         if folder.suffix == ".gguf" and folder.is_file():
             folder, options["gguf_file"] = folder.parent, folder.name
         if not folder.is_dir():
-            raise ModelError(f"tokenizer {folder}: no such folder; give the target's folder")
+            raise ModelError(f"{what}: no such folder; give the target's folder")
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, **options)
         except Exception as error:  # a broken tokenizer raises whatever the part that met it raises
-            raise explain(error, f"tokenizer {folder}") from None
+            raise explain(error, what) from None
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, as a prompt begins."""
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
+
+    def encode_formatted(self, text: str) -> list[int]:
+        """Token ids of text that went through a chat template already: it has its special tokens."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def opening(self) -> str:
+        """What the chat template puts before an answer; empty if there is no template, or it puts nothing."""
+        message = [{"role": "user", "content": "x"}]
+        try:
+            before, after = (
+                self._tokenizer.apply_chat_template(message, add_generation_prompt=opened, tokenize=False)
+                for opened in (False, True)
+            )
+        except (TemplateError, TypeError, ValueError, KeyError):
+            return ""
+        return str(after)[len(before) :] if str(after).startswith(before) else ""
 
     def tokens(self, text: dict[str, Any]) -> Tokens | None:
         """Prompt and output ids of ``messages`` or ``prompt`` with ``output``; None where the template refuses."""

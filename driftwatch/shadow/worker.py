@@ -11,18 +11,29 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import httpx
 import torch
 
 from driftwatch.acceptance import DEFAULT_GAMMA, Rule
+from driftwatch.drift.sketch.file import read_for
+from driftwatch.drift.sketch.sketch import Sketch
 from driftwatch.errors import ModelError, SettingsError, StoreError
 from driftwatch.settings import Settings
-from driftwatch.shadow.device import pick_device, pick_dtype
-from driftwatch.shadow.draft import Draft, Tokens
+from driftwatch.shadow import surprise
+from driftwatch.shadow.candidates import Candidates, Load
+from driftwatch.shadow.causal import Causal
+from driftwatch.shadow.device import cap_memory, free_bytes, pick_device, pick_dtype
+from driftwatch.shadow.draft import Draft, Limited, Tokens
+from driftwatch.shadow.governor import Governor, Stopped
 from driftwatch.shadow.open import Opening, folder_of, is_named, open_draft
+from driftwatch.shadow.pressure import Pressure
 from driftwatch.shadow.replay import Result, replay
-from driftwatch.shadow.target import Target
+from driftwatch.shadow.splits import Split, splits
+from driftwatch.shadow.target import NoTargetError, Target
 from driftwatch.shadow.tokenizer import Retokeniser
 from driftwatch.store import work
 from driftwatch.store.connection import Store
@@ -36,7 +47,7 @@ LEASE_ROWS = 64
 class Worker:
     """One shadow process. Loads every configured draft at once, so that a bad one is known before work is taken.
 
-    Raises ModelError or SettingsError when a draft cannot be used.
+    Raises ModelError, SketchError or SettingsError when a draft cannot be used.
     """
 
     def __init__(self, settings: Settings, store: Store) -> None:
@@ -47,7 +58,16 @@ class Worker:
             torch.set_num_threads(settings.shadow.threads)
         device = pick_device(settings.shadow.device)
         dtype = pick_dtype(settings.shadow.dtype, device)
+        self._stop = threading.Event()
+        self._trouble: dict[tuple[str, str], str] = {}
+        """What last kept a draft's samples from being judged, while it does."""
+        self.governor = self._governor(device)
         self._drafts: dict[tuple[str, str], Draft] = {}
+        self._sketches: dict[tuple[str, str], Sketch] = {}
+        self._live_only: set[tuple[str, str]] = set()
+        self._targets: dict[tuple[str, str], Causal] = {}
+        self._loads: dict[str, Load] = {}
+        self._candidates = Candidates(store, settings.retrain.candidates_dir, self._drafts)
         self._tokenizers: dict[str, Retokeniser] = {}
         self._rules: dict[str, Rule] = {model.name: model.rule for model in settings.models}
         for model in settings.models:
@@ -58,17 +78,51 @@ class Worker:
             opening = Opening(device, dtype, model.rule, depths=depths, prefill_tokens=tokens)
             target = None
             if model.target is not None:
-                target = Target(Path(model.target), device=device, dtype=dtype, prefill_tokens=tokens)
+                target = Target(
+                    Path(model.target),
+                    device=device,
+                    dtype=dtype,
+                    device_map=settings.shadow.device_map,
+                    prefill_tokens=tokens,
+                    engine=model.hidden_states,
+                )
+            self._loads[model.name] = partial(
+                load_draft, tokenizer=self._tokenizers.get(model.name), opening=opening, target=target
+            )
             for draft in model.drafts:
-                if draft.path is not None:
+                if draft.path is None:
+                    continue
+                try:
                     loaded = load_draft(draft.path, self._tokenizers.get(model.name), opening, target)
                     self._drafts[model.name, draft.name] = loaded
-        if not self._drafts:
+                    if draft.sketch is not None:
+                        self._sketches[model.name, draft.name] = read_for(draft.sketch, loaded.fingerprint.sha256)
+                except NoTargetError as error:
+                    log.warning("draft %s of model %s: live figures only: %s", draft.name, model.name, error)
+                    self._live_only.add((model.name, draft.name))
+            if target is not None and model.drafts and (judging := surprise.model_of(target, device)) is not None:
+                self._targets[model.name, model.drafts[0].name] = judging
+        if not self._drafts and not self._live_only:
             raise SettingsError("`models[].drafts[].path`: no draft has a path, so the shadow has nothing to do")
         log.info("shadow on %s (%s), drafts: %s", device, dtype, ", ".join(name for _, name in self._drafts))
 
+    def _governor(self, device: torch.device) -> Governor:
+        limits = self._settings.shadow.governor
+        if limits.memory_share is not None:
+            cap_memory(device, limits.memory_share)
+        return Governor(
+            limits,
+            self._wait,
+            pressure=Pressure(limits, httpx.Client()),
+            free_bytes=lambda: free_bytes(device),
+        )
+
+    def _wait(self, seconds: float) -> bool:
+        return self._stop.wait(seconds)
+
     def run(self, stop: threading.Event) -> None:
         """Work until told to stop; what is held then is given back. Outlives a store that is away."""
+        self._stop = stop
         renewer = threading.Thread(target=self._renew, args=(stop,), name="lease-renewer", daemon=True)
         renewer.start()
         delay = self._settings.shadow.poll_s
@@ -78,7 +132,9 @@ class Worker:
             except StoreError as error:
                 delay = min(max(2 * delay, 1.0), 30.0)
                 log.warning("%s; trying again in %.0f s", error, delay)
-            stop.wait(delay)
+            except Stopped:
+                break
+            self.governor.idle(delay)
         renewer.join()
         try:
             with self._store.write() as session:
@@ -97,6 +153,8 @@ class Worker:
         verdicts = list(self.judge(tasks))
         with self._store.write() as session:
             work.complete(session, self.owner, verdicts, now=time.time())
+            if len(verdicts) < len(tasks):
+                work.release(session, self.owner, tried=True)
             if not self._settings.retention.text:
                 work.forget_text(session)
         return len(verdicts)
@@ -111,7 +169,7 @@ class Worker:
                 log.warning("%s; leases are not renewed", error)
 
     def judge(self, tasks: Sequence[Task]) -> Iterator[Verdict]:
-        """One verdict for each task, in any order."""
+        """One verdict for each task, in any order; none for tasks that the engine which gives hidden states fails."""
         groups: dict[tuple[str, str], list[tuple[Task, Tokens]]] = defaultdict(list)
         for task in tasks:
             tokens, skipped = self._tokens(task)
@@ -119,6 +177,10 @@ class Worker:
             key = (model.name if model else "", task.draft)
             if tokens is None:
                 yield Verdict(task, skipped=skipped)
+            elif key in self._live_only:
+                yield Verdict(task, skipped="no_target", retokenised=_kept(task, tokens))
+            elif task.candidate is not None and not self._candidates.is_open(key, task, self._loads.get(key[0])):
+                yield Verdict(task, skipped="candidate_refused", retokenised=_kept(task, tokens))
             elif key not in self._drafts:
                 yield Verdict(task, skipped="unknown_draft", retokenised=_kept(task, tokens))
             else:
@@ -126,9 +188,29 @@ class Worker:
         for key, group in groups.items():
             draft = self._drafts[key]
             samples = [tokens for _, tokens in group]
-            for result in replay(draft, samples, batch_tokens=self._settings.shadow.batch_tokens):
-                task, tokens = group[result.index]
-                yield _verdict(task, tokens, draft, self._rules[key[0]], result)
+            sides = splits(self._sketches.get(key), samples)
+            batch_tokens = self._settings.shadow.batch_tokens
+            try:
+                for result in replay(draft, samples, batch_tokens=batch_tokens, turn=self.governor.turn):
+                    task, tokens = group[result.index]
+                    figures = {} if result.weights is None else self._figures(key, task, tokens)
+                    yield _verdict(task, tokens, draft, self._rules[key[0]], result, sides[result.index], figures)
+                if self._trouble.pop(key, None):
+                    log.info("draft %s of model %s is judged again", key[1], key[0])
+            except ModelError as error:
+                if self._trouble.get(key) != str(error):  # once a change, not once a look
+                    log.warning("%s; its samples are tried again", error)
+                self._trouble[key] = str(error)
+
+    def _figures(self, key: tuple[str, str], task: Task, tokens: Tokens) -> dict[str, Any]:
+        """Judged tokens that the draft cannot propose, and of a share of the samples the target's surprise."""
+        draft, target = self._drafts[key], self._targets.get(key)
+        known = {"outside": draft.outside(tokens.output[1:])} if isinstance(draft, Limited) else {}
+        if target is None or not surprise.is_chosen(task.sample_id):
+            return known
+        with self.governor.turn():
+            found = surprise.surprise(target, tokens)
+        return known | (found.as_dict() if found else {})
 
     def _tokens(self, task: Task) -> tuple[Tokens | None, str | None]:
         if task.prompt_ids is not None and task.output_ids is not None:
@@ -162,7 +244,9 @@ def _kept(task: Task, tokens: Tokens) -> tuple[Sequence[int], Sequence[int]] | N
     return (tokens.prompt, tokens.output) if task.prompt_ids is None else None
 
 
-def _verdict(task: Task, tokens: Tokens, draft: Draft, rule: Rule, result: Result) -> Verdict:
+def _verdict(
+    task: Task, tokens: Tokens, draft: Draft, rule: Rule, result: Result, split: Split, figures: dict[str, Any]
+) -> Verdict:
     kept = _kept(task, tokens)
     if result.weights is None:
         return Verdict(task, skipped=result.skipped, retokenised=kept)
@@ -172,11 +256,12 @@ def _verdict(task: Task, tokens: Tokens, draft: Draft, rule: Rule, result: Resul
     row = {
         "fingerprint": draft.fingerprint.sha256,
         "rule": rule,
-        "split": "none",
+        "split": split.side,
         "tokens": weights.tokens,
         "depths": weights.values.shape[1],
         "encoding": encoding,
         "weights": data,
         "proposals": proposals,
+        "figures": (split.figures | figures) or None,
     }
     return Verdict(task, replay=row, retokenised=kept)

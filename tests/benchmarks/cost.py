@@ -185,11 +185,13 @@ def chain_ratio(draft: ChainDraft, found: Sequence[Tokens], batch_tokens: int, r
     return {"ratio": whole / bare, "replay_s": whole, "bare_s": bare, "judged_per_s": judged / whole}
 
 
-def eagle3_ratio(draft: Eagle3Draft, found: Sequence[Tokens], batch_tokens: int, repeats: int) -> dict[str, float]:
-    model = draft._target
+def eagle3_ratio(
+    draft: Eagle3Draft, target: Target, found: Sequence[Tokens], batch_tokens: int, repeats: int
+) -> dict[str, float]:
+    model = target.model()
     packs = [pack(batch) for batch in grouped(found, batch_tokens)]
     head = BareHead(draft._head, draft._embedding, packs)
-    whole, target, passes = fastest(
+    whole, backbone, passes = fastest(
         [
             lambda: list(replay(draft, found, batch_tokens=batch_tokens)),
             lambda: bare_target(model, packs),
@@ -200,9 +202,9 @@ def eagle3_ratio(draft: Eagle3Draft, found: Sequence[Tokens], batch_tokens: int,
     )
     judged = sum(one.judged for one in found)
     return {
-        "ratio": whole / (target + passes),
+        "ratio": whole / (backbone + passes),
         "replay_s": whole,
-        "target_s": target,
+        "target_s": backbone,
         "head_s": passes,
         "judged_per_s": judged / whole,
     }

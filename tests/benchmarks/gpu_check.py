@@ -160,7 +160,7 @@ def main() -> int:
     report["eagle3"] = {}
     for share in ((4, 1), (1, 4)):
         found = samples(3000 if tiny else 60_000, prompt=share[0], output=share[1], vocabulary=vocabulary)
-        figures = eagle3_ratio(draft, found, budget, 3)
+        figures = eagle3_ratio(draft, target, found, budget, 3)
         report["eagle3"][f"{share[0]}:{share[1]}"] = figures | {"padding": padding(found, budget)}
         bound("eagle3", share, figures["ratio"], 1.2)
     length = 2000 if tiny else 131_072

@@ -60,7 +60,7 @@ def test_chain(cut: Any, share: tuple[int, int]) -> None:
 def test_eagle3(target: Target, cut: Any, share: tuple[int, int]) -> None:
     draft = Eagle3Draft(head_for(target.model(), 16_000), target, depths=7)
     found = samples(TOTAL, prompt=share[0], output=share[1], vocabulary=49_000)
-    figures = eagle3_ratio(draft, found, BATCH_TOKENS, REPEATS)
+    figures = eagle3_ratio(draft, target, found, BATCH_TOKENS, REPEATS)
     few = [Tokens(one.prompt, one.output[:100]) for one in found if one.length < 400][:1]
     decoded = assisted_rate(target, cut, few, 7)
     figures |= {"assisted_per_s": decoded, "faster": figures["judged_per_s"] / decoded}

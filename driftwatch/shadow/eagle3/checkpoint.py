@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from transformers.activations import ACT2FN
 
 from driftwatch.errors import ModelError
-from driftwatch.shadow.draft import hash_weights, read_config
+from driftwatch.shadow.config import Config, read_config
+from driftwatch.shadow.draft import hash_weights
 from driftwatch.shadow.eagle3.spec import Eagle3Spec, Origin, Rope
 from driftwatch.shadow.eagle3.vocabulary import read_map
 from driftwatch.shadow.weights import read_tensors
@@ -60,12 +61,11 @@ class Checkpoint:
         return sum(tensor.numel() for tensor in self.tensors.values())
 
 
-def is_eagle3(config: Mapping[str, Any], names: set[str]) -> bool:
+def is_eagle3(config: Config, names: set[str]) -> bool:
     """Whether a checkpoint folder holds an EAGLE-3 head, from its configuration and tensor names."""
     if "speculators_model_type" in config:
-        return str(config["speculators_model_type"]) == "eagle3"
-    architecture = str((config.get("architectures") or [""])[0])
-    return architecture == "LlamaForCausalLMEagle3" or any(name.startswith("midlayer.") for name in names)
+        return bool(config.get("speculators_model_type") == "eagle3")
+    return config.architecture == "LlamaForCausalLMEagle3" or any(name.startswith("midlayer.") for name in names)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -83,7 +83,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 class _Reader:
     """One reading: takes tensors out of what is stored, and remembers what it had to infer."""
 
-    def __init__(self, what: str, config: dict[str, Any], stored: dict[str, torch.Tensor]) -> None:
+    def __init__(self, what: str, config: Config, stored: dict[str, torch.Tensor]) -> None:
         self.what = what
         self.config = config
         self.left = dict(stored)
@@ -91,21 +91,24 @@ class _Reader:
         self.inferred: list[str] = []
         self.warnings: list[str] = []
         self.origin = _origin(config, set(stored))
-        self.layer = dict(config.get("transformer_layer_config") or {}) if self.origin == "speculators" else config
+        self.layer = config.part("transformer_layer_config") if self.origin == "speculators" else config
+        self.eagle = config.part("eagle_config")
 
     def read(self, folder: Path, sha256: str) -> Checkpoint:
         config = self.config
-        depth = int(self.layer.get("num_hidden_layers") or 1)
+        depth = self.layer.count("num_hidden_layers", 1)
         if depth != 1:
             raise ModelError(f"{self.what}: num_hidden_layers is {depth}; EAGLE-3 heads of one layer are supported")
-        if dict(config.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
+        if not self.eagle.flag("use_aux_hidden_state", True):
             raise ModelError(f"{self.what}: use_aux_hidden_state is false: a head without target layers is not EAGLE-3")
         for name in LINEAR:
             self._take(f"{name}.weight")
             self._take(f"{name}.bias", needed=False)
         for name in NORMS:
             self._take(f"{name}.weight")
-        self._take("fc.weight")
+        projection = self._take("fc.weight")
+        if projection is None or projection.ndim != 2:
+            raise ModelError(f"{self.what}: tensor fc.weight is no matrix; is it a whole EAGLE-3 checkpoint?")
         self._take("fc.bias", needed=False)
         last_norm = self._last_norm()
         own_head = self._take("lm_head.weight", needed=False) is not None
@@ -116,7 +119,7 @@ class _Reader:
         aux = self._aux()
         fc_norm, norm_before_fc, count = self._norms_before_fc(aux)
         vocabulary = self._vocabulary(own_head)
-        target_vocabulary = int(config.get("vocab_size") or self.layer.get("vocab_size") or vocabulary)
+        target_vocabulary = config.count("vocab_size", self.layer.count("vocab_size", vocabulary))
         to_target = read_map(
             self.left.pop("d2t", None), self.left.pop("t2d", None), vocabulary, target_vocabulary, self.what
         )
@@ -151,26 +154,24 @@ class _Reader:
         return None
 
     def _last_norm(self) -> bool:
-        wanted = dict(self.config.get("eagle_config") or {}).get("use_last_layernorm", True)
-        found = self._take("norm.weight", needed=bool(wanted)) is not None
+        wanted = self.eagle.flag("use_last_layernorm", True)
+        found = self._take("norm.weight", needed=wanted) is not None
         if found and not wanted:
             self.inferred.append("norm.weight is not applied: eagle_config.use_last_layernorm is false")
-        return bool(wanted)
+        return wanted
 
     def _aux(self) -> tuple[int, ...] | None:
         """Target layers as hidden_states indices."""
-        top = self.config.get(TOP_LEVEL_IDS)
-        outputs = dict(self.config.get("eagle_config") or {}).get(TOP_LEVEL_IDS)
-        if top is not None:
-            aux = tuple(int(i) for i in top)
-            if outputs is not None and tuple(int(i) + 1 for i in outputs) != aux:
+        aux, outputs = self.config.indices(TOP_LEVEL_IDS), self.eagle.indices(TOP_LEVEL_IDS)
+        if aux is not None:
+            if outputs is not None and tuple(i + 1 for i in outputs) != aux:
                 self.warnings.append(
                     f"the top-level layer ids {list(aux)} and those in eagle_config {list(outputs)}, which are layer "
                     "outputs and so one lower, do not name the same layers; the top-level ones are read, as vLLM does"
                 )
             return aux
         if outputs is not None and self.origin in ("SpecForge", "Model-Optimizer"):
-            aux = tuple(int(i) + 1 for i in outputs)
+            aux = tuple(i + 1 for i in outputs)
             self.inferred.append(f"eagle_config ids {list(outputs)} are layer outputs: hidden_states {list(aux)}")
             self.warnings.append(
                 "vLLM misreads this checkpoint: it takes eagle_config ids one layer too low (V1 runner) or ignores "
@@ -183,32 +184,28 @@ class _Reader:
     def _norms_before_fc(self, aux: tuple[int, ...] | None) -> tuple[bool, bool, int]:
         """fc_norm, norm_before_fc, and how many target layers are read."""
         count = len(aux) if aux is not None else 3
-        has_fc_norm = self._take("fc_norm.0.weight", needed=bool(self.config.get("fc_norm"))) is not None
+        has_fc_norm = self._take("fc_norm.0.weight", needed=self.config.flag("fc_norm")) is not None
         if has_fc_norm:
             for i in range(1, count):
                 self._take(f"fc_norm.{i}.weight")
-        wanted = bool(self.config.get("norm_before_fc"))
+        wanted = self.config.flag("norm_before_fc")
         has_input_norm = self._take("input_norm.weight", needed=wanted) is not None
         for flag, found in (("fc_norm", has_fc_norm), ("norm_before_fc", has_input_norm)):
-            if found and not self.config.get(flag):
+            if found and not self.config.flag(flag):
                 self.inferred.append(f"{flag}: its tensors are there, config.json does not say it")
                 self.warnings.append(f"config.json lacks {flag}: true, so an engine would leave out a trained norm")
         return has_fc_norm, has_input_norm, count
 
     def _vocabulary(self, own_head: bool) -> int:
-        named = self.config.get("draft_vocab_size")
+        named = self.config.index("draft_vocab_size")
         if own_head:
-            rows = int(self.taken["lm_head.weight"].shape[0])
-            if named is not None and int(named) != rows:
+            rows = len(self.taken["lm_head.weight"])
+            if named not in (None, rows):
                 raise ModelError(f"{self.what}: draft_vocab_size is {named}, lm_head.weight has {rows} rows")
             return rows
         self.inferred.append("no lm_head.weight: the target's output head is used")
         offsets = self.left.get("d2t")
-        return int(len(offsets) if offsets is not None else named or self.config.get("vocab_size") or 0)
-
-    def _flag(self, name: str, default: bool) -> bool:
-        value = self.config.get(name)
-        return default if value is None else bool(value)
+        return len(offsets) if offsets is not None else named or self.config.count("vocab_size")
 
     def _spec(
         self,
@@ -225,11 +222,11 @@ class _Reader:
         own_head: bool,
     ) -> Eagle3Spec:
         hidden, joined = self.taken["fc.weight"].shape
-        heads = self._number("num_attention_heads")
+        heads = self.layer.count("num_attention_heads")
         rows = int(self.taken["self_attn.q_proj.weight"].shape[0])
-        head_dim = int(self.layer.get("head_dim") or rows // heads)
-        kv_heads = int(self.layer.get("num_key_value_heads") or heads)
-        norm_output = self._flag("norm_output", False)
+        head_dim = self.layer.count("head_dim", rows // heads)
+        kv_heads = self.layer.count("num_key_value_heads", heads)
+        norm_output = self.config.flag("norm_output")
         if norm_output:
             self.inferred.append(
                 "norm_output: later depths are fed the normed output, as engines read it (a SpecForge before September "
@@ -246,14 +243,14 @@ class _Reader:
             head_dim=head_dim,
             vocabulary=vocabulary,
             target_vocabulary=target_vocabulary,
-            eps=float(self.layer.get("rms_norm_eps") or 1e-6),
-            activation=str(self.layer.get("hidden_act") or "silu"),
-            rope=Rope.from_config(self.layer, self.what),
+            eps=self.layer.real("rms_norm_eps", 1e-6),
+            activation=self.layer.choice("hidden_act", "silu", ACT2FN),
+            rope=Rope.from_config(self.layer),
             aux=aux,
             aux_count=aux_count,
             fc_norm=fc_norm,
             norm_before_fc=norm_before_fc,
-            norm_before_residual=self._flag("norm_before_residual", self.origin == "speculators"),
+            norm_before_residual=self.config.flag("norm_before_residual", self.origin == "speculators"),
             norm_output=norm_output,
             qk_norm=qk_norm,
             last_norm=last_norm,
@@ -262,19 +259,13 @@ class _Reader:
             first_position=1 if self.origin == "speculators" else 0,
         )
 
-    def _number(self, key: str) -> int:
-        value = self.layer.get(key)
-        if not isinstance(value, int) or value < 1:
-            raise ModelError(f"{self.what}: config.json: {key} is {value!r}, not a positive number")
-        return value
 
-
-def _origin(config: Mapping[str, Any], names: set[str]) -> Origin:
+def _origin(config: Config, names: set[str]) -> Origin:
     if "speculators_model_type" in config:
         return "speculators"
     if any(name.startswith("layers.0.") for name in names):
         return "Model-Optimizer"
-    return "SpecForge" if str((config.get("architectures") or [""])[0]).endswith("Eagle3") else "EAGLE"
+    return "SpecForge" if config.architecture.endswith("Eagle3") else "EAGLE"
 
 
 def _short(name: str) -> str:

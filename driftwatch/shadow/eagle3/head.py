@@ -122,11 +122,11 @@ class Eagle3Head:
         return self._t[name] * wide.to(x.dtype)
 
 
-def attend(query: torch.Tensor, context: Keys, first: int, own: list[Keys]) -> torch.Tensor:
+def attend(query: torch.Tensor, context: Keys, last: torch.Tensor, own: list[Keys]) -> torch.Tensor:
     """Attention of one sample's rows: [rows, heads x head_dim].
 
-    ``query`` [heads, R, head_dim] belongs to rows first .. first + R - 1. Row s sees the context's keys 0 .. s (depth
-    0, causal) and, of each later depth, its own row's key alone: ``own`` [kv heads, R, head_dim]. Scores are held for
+    ``query`` [heads, R, head_dim]. Row r sees the context's keys 0 .. last[r] (depth 0, causal; ``last`` [R] ascends,
+    on the CPU) and, of each later depth, its own row's key alone: ``own`` [kv heads, R, head_dim]. Scores are held for
     few rows at a time, whatever the length of the context.
     """
     (heads, rows, head_dim), dtype = query.shape, query.dtype
@@ -136,16 +136,16 @@ def attend(query: torch.Tensor, context: Keys, first: int, own: list[Keys]) -> t
         wide = (Keys(one.keys.float(), one.values.float()) for one in (context, *own))
         query, context, own = query.float(), next(wide), list(wide)
     kv_heads = context.keys.shape[0]
-    block = max(1, SCORE_ELEMENTS // (heads * (first + rows + len(own))))
+    block = max(1, SCORE_ELEMENTS // (heads * (int(last[-1]) + 1 + len(own))))
     grouped = query.view(kv_heads, heads // kv_heads, rows, head_dim) * head_dim**-0.5
     found = query.new_empty(rows, heads, head_dim)
     for start in range(0, rows, block):
         stop = min(rows, start + block)
-        seen = first + stop
+        least, seen = int(last[start]) + 1, int(last[stop - 1]) + 1
         part = grouped[:, :, start:stop].reshape(kv_heads, -1, head_dim)
         scores = (part @ context.keys[:, :seen].transpose(1, 2)).view(kv_heads, -1, stop - start, seen)
-        later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=query.device).triu(1)
-        scores[..., first + start :].masked_fill_(later, float("-inf"))
+        later = torch.arange(least, seen) > last[start:stop, None]
+        scores[..., least:].masked_fill_(later.to(query.device), float("-inf"))
         if own:
             part = part.view(kv_heads, -1, stop - start, head_dim)
             self_scores = [(part * one.keys[:, None, start:stop]).sum(-1, keepdim=True) for one in own]

@@ -10,8 +10,7 @@ proposals before it were accepted, and then the two are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch.nn import functional as F
@@ -19,27 +18,18 @@ from torch.nn import functional as F
 from driftwatch.acceptance import Rule, Weights
 from driftwatch.errors import ModelError
 from driftwatch.shadow.agreement import Agreement
-from driftwatch.shadow.causal import Causal
 from driftwatch.shadow.draft import Fingerprint, Tokens
 from driftwatch.shadow.eagle3.checkpoint import Checkpoint
 from driftwatch.shadow.eagle3.head import Eagle3Head, Keys, attend
 from driftwatch.shadow.figures import Figures, agreements, skip_reason, target_rows
 from driftwatch.shadow.judge import VocabularyMap, judge, rows_at_once
 from driftwatch.shadow.packing import Packed, pack
+from driftwatch.shadow.states.source import Read
 from driftwatch.shadow.target import Target
 from driftwatch.shadow.warp import Sampling
 
 CONTEXT_ROWS = 8192
 """Rows whose depth-0 keys are computed at a time."""
-
-
-@dataclass(frozen=True)
-class _Read:
-    """What one pass of the target gives: the head's depth-0 inputs [batch, width, H], and where logits are needed the
-    target's last hidden states of the judged rows [N, Ht]."""
-
-    states: torch.Tensor
-    final: torch.Tensor | None
 
 
 class Eagle3Draft:
@@ -49,28 +39,36 @@ class Eagle3Draft:
         self, checkpoint: Checkpoint, target: Target, *, depths: int, rule: Rule = "argmax", agreement: bool = False
     ) -> None:
         """``depths`` proposals are replayed at each start. ``agreement``: give the agreement figures too, which costs
-        the target's logits. Raises ModelError if head and target do not fit."""
-        spec, model = checkpoint.spec, target.model()
+        the target's logits. Raises ModelError if head and target do not fit, or if the target's logits are needed and
+        only its hidden states can be had."""
+        spec, states = checkpoint.spec, target.states()
         self.checkpoint, self.depths, self.rule, self.agreement = checkpoint, depths, rule, agreement
-        self._target = model
+        self._states = states
+        self._target = target.model() if self._needs_logits else None
         what = f"draft {checkpoint.path} does not fit the target {target.path}"
-        if spec.target_hidden != model.hidden:
-            raise ModelError(f"{what}: it reads layers {spec.target_hidden} wide, the target's are {model.hidden}")
+        if spec.target_hidden != states.hidden:
+            raise ModelError(f"{what}: it reads layers {spec.target_hidden} wide, the target's are {states.hidden}")
         highest = spec.vocabulary - 1 if checkpoint.to_target is None else int(checkpoint.to_target[-1])
-        if highest >= len(model.embedding):
-            raise ModelError(f"{what}: it proposes token ids up to {highest}, the target has {len(model.embedding)}")
+        if highest >= states.token_ids:
+            raise ModelError(f"{what}: it proposes token ids up to {highest}, the target has {states.token_ids}")
         try:
-            self.layers = spec.layers(model.layers)
+            self.layers = spec.layers(states.layers)
         except ModelError as error:
             raise ModelError(f"{what}: {error}") from None
-        device, dtype = model.head.weight.device, model.embedding.dtype
+        if not set(self.layers) <= set(states.gives):
+            raise ModelError(
+                f"{what}: it reads hidden_states {list(self.layers)}, the engine gives {list(states.gives)} "
+                "(hidden_states.layers); start the engine with the layers that the draft reads"
+            )
+        device, dtype = states.draft_device, states.dtype
         tensors = {name: value.to(device, dtype) for name, value in checkpoint.tensors.items()}
         if spec.embedding == "target":
-            if model.embedding.shape[1] != spec.hidden:
+            table = states.embedding.to(device)
+            if table.shape[1] != spec.hidden:
                 raise ModelError(f"{what}: it needs embeddings {spec.hidden} wide and brings none of its own")
-            tensors["embed_tokens.weight"] = model.embedding.to(device)
+            tensors["embed_tokens.weight"] = table
         if spec.head == "target":
-            rows = model.head.weight
+            rows = states.head_weight
             tensors["lm_head.weight"] = rows if checkpoint.to_target is None else rows[checkpoint.to_target.to(device)]
         self._embedding = tensors["embed_tokens.weight"]
         self._map = VocabularyMap(checkpoint.to_target, device)
@@ -83,8 +81,11 @@ class Eagle3Draft:
     def mapped(self) -> bool:
         return self.checkpoint.to_target is not None
 
+    def outside(self, ids: Sequence[int]) -> int:
+        return self._map.outside(ids, self.fingerprint.vocabulary)
+
     def skip_reason(self, tokens: Tokens) -> str | None:
-        return skip_reason(tokens, min(len(self._embedding), len(self._target.embedding)), self.rule)
+        return skip_reason(tokens, min(len(self._embedding), self._states.token_ids), self.rule, self._states.positions)
 
     def replay(self, batch: Sequence[Tokens]) -> list[Weights]:
         return [weights for weights, _ in self.measure(batch)]
@@ -92,12 +93,18 @@ class Eagle3Draft:
     @torch.inference_mode()
     def measure(self, batch: Sequence[Tokens]) -> list[tuple[Weights, Agreement | None]]:
         packed = pack(batch)
-        read = self._read(self._target, packed)
+        read = self._states.read(packed, self.layers, self._head.project, final=self._needs_logits)
+        contexts = self._contexts(packed, read.states, [tokens.length for tokens in batch])
+        return self._judge(batch, packed, read, contexts)
+
+    def _judge(
+        self, batch: Sequence[Tokens], packed: Packed, read: Read, contexts: list[Keys]
+    ) -> list[tuple[Weights, Agreement | None]]:
+        """Every start and depth of a batch that has been read."""
         sampling = None
         if self.rule == "rejection":
             settings = [(tokens.temperature, tokens.top_p, tokens.top_k) for tokens in batch]
             sampling = Sampling.of(settings, [tokens.judged for tokens in batch])
-        contexts = self._contexts(packed, read.states, [tokens.length for tokens in batch])
         figures = Figures.empty(len(packed.served), self.depths, full=self.agreement)
         size = rows_at_once(self._widest)
         for start in range(0, len(packed.served), size):
@@ -112,29 +119,11 @@ class Eagle3Draft:
     def _widest(self) -> int:
         """Vocabulary of the largest logits that are held."""
         own = self.checkpoint.spec.vocabulary
-        return max(own, self._target.vocabulary) if self._needs_logits else own
+        return own if self._target is None else max(own, self._target.vocabulary)
 
     @property
     def _needs_logits(self) -> bool:
         return self.agreement or self.rule == "rejection"
-
-    def _read(self, target: Causal, packed: Packed) -> _Read:
-        states: list[torch.Tensor] = []
-        ids = packed.ids.to(target.device)
-        passes = target.prefill(ids, capture=self.layers, reduce=self._head.project, final=self._needs_logits)
-
-        def finals() -> Iterator[tuple[int, torch.Tensor]]:
-            for start, kept, last in passes:
-                assert kept is not None
-                states.append(kept)
-                if last is not None:
-                    yield start, last
-
-        if self._needs_logits:
-            final = packed.gather(finals())
-            return _Read(torch.cat(states, dim=1), final)
-        list(finals())
-        return _Read(torch.cat(states, dim=1), None)
 
     def _contexts(self, packed: Packed, states: torch.Tensor, lengths: Sequence[int]) -> list[Keys]:
         """Depth-0 keys of each sample's rows 0 .. T-3."""
@@ -155,7 +144,7 @@ class Eagle3Draft:
     def _unroll(
         self,
         packed: Packed,
-        read: _Read,
+        read: Read,
         contexts: list[Keys],
         sampling: Sampling | None,
         rows: slice,
@@ -167,7 +156,7 @@ class Eagle3Draft:
         ids, left = packed.ids.to(device), packed.left[rows].to(device)
         served = packed.served.to(device)
         target = None
-        if read.final is not None:
+        if self._target is not None and read.final is not None:
             reach = slice(rows.start, min(rows.stop + self.depths - 1, len(served)))
             target = target_rows(self._target, read.final, served, sampling, reach, full=self.agreement)
             if self.agreement:
@@ -187,8 +176,8 @@ class Eagle3Draft:
                 own.append(keys)
             attended = torch.cat(
                 [
-                    attend(query[:, part], contexts[b], first, [Keys(k.keys[:, part], k.values[:, part]) for k in own])
-                    for b, first, part in segments
+                    attend(query[:, part], contexts[b], last, [Keys(k.keys[:, part], k.values[:, part]) for k in own])
+                    for b, last, part in segments
                 ]
             )
             out = self._head.finish(hidden, attended)
@@ -207,10 +196,10 @@ class Eagle3Draft:
             hidden = self._head.feedback(out)
 
 
-def _segments(packed: Packed, rows: slice) -> list[tuple[int, int, slice]]:
-    """The samples that some packed rows belong to: (sample, its first row number s there, part of the rows)."""
+def _segments(packed: Packed, rows: slice) -> list[tuple[int, torch.Tensor, slice]]:
+    """The samples that some packed rows belong to: (sample, row numbers s there, part of the rows)."""
     found = []
     for b in range(int(packed.sample[rows.start]), int(packed.sample[rows.stop - 1]) + 1):
         start, stop = max(rows.start, packed.bounds[b]), min(rows.stop, packed.bounds[b + 1])
-        found.append((b, int(packed.position[start]) - 1, slice(start - rows.start, stop - rows.start)))
+        found.append((b, packed.position[start:stop] - 1, slice(start - rows.start, stop - rows.start)))
     return found

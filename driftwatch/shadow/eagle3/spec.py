@@ -16,6 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from driftwatch.errors import ModelError
+from driftwatch.shadow.config import Config
 
 Origin = Literal["SpecForge", "EAGLE", "speculators", "Model-Optimizer"]
 Source = Literal["own", "target"]
@@ -34,21 +35,28 @@ class Rope:
     max_positions: int = 2048
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], what: str) -> Rope:
+    def from_config(cls, config: Config) -> Rope:
         """``rope_parameters`` first, then ``rope_theta`` and ``rope_scaling``, as SpecForge and engines read them.
 
-        Without a theta it is 10,000. Raises ModelError for a type that is not known here.
+        Without a theta it is 10,000. Raises ModelError for a type that is not known here, or lacks what it needs.
         """
-        scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
-        kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
-        scaling.pop("type", None)
+        written = config.part("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
+        theta = written.real("rope_theta", config.real("rope_theta", 10_000.0))
+        kind = written.get("rope_type") or written.get("type") or "default"
         if kind == "mrope":
             kind = "default"
         if kind not in SCALINGS:
-            raise ModelError(f"{what}: rotary embedding of type {kind!r} is not known; known are {', '.join(SCALINGS)}")
-        extra = {"rope_type": kind, **scaling} if kind != "default" else {}
-        return cls(float(theta), extra, int(config.get("max_position_embeddings") or 2048))
+            known = ", ".join(SCALINGS)
+            raise ModelError(f"{config.what}: rotary embedding of type {kind!r} is not known; known are {known}")
+        extra = {"rope_type": kind, **written.without("rope_theta", "rope_type", "type")} if kind != "default" else {}
+        rope = cls(theta, extra, config.count("max_position_embeddings", 2048))
+        try:
+            rope.frequencies(64)
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+            raise ModelError(
+                f"{config.what}: config.json: no rotary embedding can be made of {extra} ({error})"
+            ) from None
+        return rope
 
     def frequencies(self, head_dim: int) -> tuple[torch.Tensor, float]:
         """Inverse frequencies [head_dim / 2] in float32, and the factor on cosine and sine.

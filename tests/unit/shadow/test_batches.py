@@ -74,7 +74,7 @@ def test_pieces_of_a_long_sample(
     draft = draft_of(kind, rule, eagle3, target)
     whole = samples()[:8]
     expected = draft.measure(whole)
-    models: list[Causal] = [draft._target] if kind == "eagle3" else [draft._target, draft._model]
+    models: list[Causal] = [target.model()] if kind == "eagle3" else [target.model(), draft._model]
     for model in models:
         monkeypatch.setattr(model, "prefill_tokens", 13)
     monkeypatch.setattr("driftwatch.shadow.judge.LOGIT_ELEMENTS", 2048 * 17)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from driftwatch.acceptance import accepted_per_window, tally
 from driftwatch.errors import ModelError
@@ -142,6 +142,47 @@ def test_a_cut_vocabulary_judges_as_the_whole_one_where_it_reaches(chain: ChainD
     for whole, part in zip(chain.replay(samples), draft.replay(samples), strict=True):
         assert (part.values >= whole.values).all()
     assert sum(tally(w, 3).accepted[2] for w in draft.replay(samples)) > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d2t: d2t - 5, "d2t does not lead from its 1024 ids"),
+        (lambda d2t: d2t + 2**40, "d2t does not lead from its 1024 ids"),
+        (lambda d2t: -torch.arange(len(d2t)), "d2t does not lead from its 1024 ids"),
+        (lambda d2t: d2t[:-1], r"d2t has shape \[1023\] for a vocabulary of 1024"),
+        (-1, "driftwatch_unk_id is -1, not a number from 0 on"),
+        ("x", "driftwatch_unk_id is 'x', not a number from 0 on"),
+        (1024, "driftwatch_unk_id is 1024, none of its 1024 ids"),
+    ],
+)
+def test_a_map_that_leads_nowhere_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+    tensors = load_file(CHAIN / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = tensors[name][:1024].clone()
+    tensors["d2t"] = torch.zeros(1024, dtype=torch.long)
+    config = json.loads((CHAIN / "config.json").read_text()) | {"vocab_size": 1024}
+    if callable(change):
+        tensors["d2t"] = change(tensors["d2t"])
+    else:
+        config["driftwatch_unk_id"] = change
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=message):
+        ChainDraft.load(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_a_learnt_table_of_positions_is_never_left(tmp_path: Path) -> None:
+    """A computed position knows no end; behind the last row of a table there is nothing to read."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=50, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    draft = ChainDraft.load(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
+    samples = [Tokens([1] * 10, list(range(count))) for count in (7, 8)]
+    assert [draft.skip_reason(sample) for sample in samples] == [None, "too_long"]
+    fits, over = sorted(replay(draft, samples, batch_tokens=64), key=lambda one: one.index)
+    assert fits.weights is not None
+    assert (over.weights, over.skipped) == (None, "too_long")
 
 
 def test_a_token_outside_a_cut_vocabulary_is_never_hit(tmp_path: Path) -> None:

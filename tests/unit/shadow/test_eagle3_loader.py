@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from driftwatch.errors import ModelError
+from driftwatch.shadow import config as draft_config
 from driftwatch.shadow.draft import Tokens
 from driftwatch.shadow.eagle3.checkpoint import Checkpoint, read_checkpoint
 from driftwatch.shadow.eagle3.replay import Eagle3Draft
@@ -261,7 +262,7 @@ def test_a_head_of_another_target_is_refused(eagle3: Checkpoint, tmp_path: Path)
 )
 def test_rotary_types_are_those_of_transformers(scaling: Config) -> None:
     config = {"rope_theta": 500_000.0, "rope_scaling": scaling or None, "max_position_embeddings": 2048}
-    inverse, factor = Rope.from_config(config, "draft").frequencies(32)
+    inverse, factor = Rope.from_config(draft_config.Config(config, "draft")).frequencies(32)
     plain = 1 / 500_000 ** (torch.arange(0, 32, 2).float() / 32)
     assert inverse.shape == (16,)
     match scaling.get("rope_type"):
@@ -281,9 +282,17 @@ def test_rotary_types_are_those_of_transformers(scaling: Config) -> None:
 
 
 def test_without_a_theta_it_is_ten_thousand() -> None:
-    assert Rope.from_config({"rope_scaling": None}, "draft").theta == 10_000
-    assert Rope.from_config({"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}, "draft").theta == 7
-    assert Rope.from_config({"rope_theta": 5.0, "rope_scaling": {"type": "mrope"}}, "draft").scaling == {}
+    assert Rope.from_config(draft_config.Config({"rope_scaling": None}, "draft")).theta == 10_000
+    assert (
+        Rope.from_config(
+            draft_config.Config({"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}, "draft")
+        ).theta
+        == 7
+    )
+    assert (
+        Rope.from_config(draft_config.Config({"rope_theta": 5.0, "rope_scaling": {"type": "mrope"}}, "draft")).scaling
+        == {}
+    )
 
 
 def test_short_and_foreign_samples_say_why(eagle3: Checkpoint, target: Target) -> None:

@@ -17,8 +17,10 @@ from transformers import AutoModelForCausalLM
 
 from driftwatch.errors import ModelError
 from driftwatch.records import read_records
-from driftwatch.shadow import lookahead
-from driftwatch.shadow.lookahead import Lookahead, LookaheadResult, parse, run
+from driftwatch.shadow.lookahead import session
+from driftwatch.shadow.lookahead.branches import Pool
+from driftwatch.shadow.lookahead.decoding import LookaheadResult, run
+from driftwatch.shadow.lookahead.method import Lookahead, parse
 
 DATA = Path(__file__).parents[2] / "data"
 TARGET = DATA / "models" / "target"
@@ -159,7 +161,7 @@ def tiny(kind: str) -> Any:
 @pytest.mark.parametrize("prefill", [8192, 5])
 def test_other_families_and_sliding_windows(kind: str, prefill: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right to the target's last position, where the branches stand past it; with the prompt in one piece or many."""
-    monkeypatch.setattr(lookahead, "PREFILL", prefill)
+    monkeypatch.setattr(session, "PREFILL", prefill)
     model = tiny(kind)
     pick = random.Random(1)
     some = [[pick.randrange(24) for _ in range(length)] for length in (1, 3, 14)]
@@ -198,7 +200,7 @@ def branch_by_branch(model: Any, prompt: list[int], chosen: Lookahead, length: i
     if chosen.prompt:
         for start in range(len(text) - size + 1):
             remember(text[start : start + size])
-    accepted_per_step, fed = [], []
+    accepted_per_step, fed, tried = [], [], []
     while len(text) < len(prompt) + length:
         guesses = [one[1:] for one in pool if one[0] == text[-1]]
         top = [text[-1], *rows[0]]
@@ -213,6 +215,7 @@ def branch_by_branch(model: Any, prompt: list[int], chosen: Lookahead, length: i
                     break
             if len(true) > len(emitted):
                 emitted = true
+        tried.append(len(guesses))
         fed.append(1 + sum(len(row) for row in rows) + size * len(guesses) - len(guesses))
         before = len(text)
         text += emitted[: len(prompt) + length - before]
@@ -227,7 +230,7 @@ def branch_by_branch(model: Any, prompt: list[int], chosen: Lookahead, length: i
             for end in range(before + 1, len(text) + 1):
                 if end >= size:
                     remember(text[end - size : end])
-    return LookaheadResult(text[len(prompt) :], accepted_per_step, fed)
+    return LookaheadResult(text[len(prompt) :], accepted_per_step, fed, tried)
 
 
 @settings(max_examples=25, deadline=None)
@@ -244,7 +247,7 @@ def test_every_step_is_that_of_branches_computed_alone(
 
 
 def test_the_pool_keeps_the_latest_ngrams_of_each_first_token() -> None:
-    pool = lookahead._Pool(Lookahead(window=1, ngram=2, guesses=2))
+    pool = Pool(Lookahead(window=1, ngram=2, guesses=2))
     pool.add_each([(1, 5), (1, 6), (2, 7), (1, 5), (1, 8)])
     assert pool.guesses(1) == [(5,), (8,)]  # 5 was seen again after 6
     assert pool.guesses(2) == [(7,)]

@@ -57,8 +57,8 @@ def folder(path: Path, config: dict[str, Any], names: tuple[str, ...] = ("fc.wei
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"architectures": ["DFlashDraftModel"]}, "a DFlash draft"),
-        ({"architectures": ["PEagleDraftModel"]}, "a P-EAGLE draft"),
+        ({"architectures": ["DSparkDraftModel"]}, "a DSpark draft"),
+        ({"architectures": ["DFlash2DraftModel"]}, "a DFlash 2 draft"),
         ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "latent attention"),
         ({"speculators_model_type": "dflash"}, "a speculators draft of type 'dflash'"),
         ({"architectures": ["LlamaForCausalLM"]}, "an EAGLE-1 or EAGLE-2 head"),

@@ -22,7 +22,7 @@ from driftwatch.shadow.target import Target
 from driftwatch.shadow.tokenizer import Retokeniser
 
 from .conftest import DATA
-from .test_eagle3_loader import Config, Tensors, stored, with_target_embedding, written
+from .test_eagle3_loader import FORMS, Config, Tensors, stored, with_target_embedding, written
 
 TARGET = DATA / "models" / "target"
 
@@ -120,6 +120,33 @@ def test_doctor_says_what_a_head_is() -> None:
     assert "problem" not in said
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_doctor_says_what_every_form_is(tmp_path: Path, form: str) -> None:
+    """Its trainer, the layers it reads, and each thing that was inferred or ignored or that an engine would misread."""
+    write, origin, _ = FORMS[form]
+    folder = write(tmp_path / "head")
+    checkpoint = read_checkpoint(folder)
+    found = lines(folder)
+    assert any(text.startswith("eagle3 draft, ") for _, text in found)
+    assert any(text.startswith(f"from {origin}: hidden 128") and "[2, 4, 5] of 8" in text for _, text in found)
+    for note in checkpoint.inferred:
+        assert ("ok", f"inferred: {note}") in found
+    for name in checkpoint.ignored:
+        assert ("ok", f"ignored: {name}") in found
+    for warning in checkpoint.warnings:
+        assert ("warning", warning) in found
+    assert checkpoint.inferred or checkpoint.ignored or form == "speculators"  # whose config.json says everything
+    assert not any(level == "problem" for level, _ in found)
+
+
+def test_doctor_says_what_a_chain_and_an_ngram_are() -> None:
+    found = lines(DATA / "models" / "chain")
+    assert ("ok", "LlamaForCausalLM: hidden 96, layers 1; proposes the target's ids as they are") in found
+    assert any(level == "ok" and "accepted on 564 tokens" in text for level, text in found)
+    ((level, text),) = lines(Path("ngram:min=1,max=3"))
+    assert (level, text.partition(",")[0]) == ("ok", "ngram draft")
+
+
 def test_doctor_names_an_embedding_of_another_revision(tmp_path: Path) -> None:
     config, tensors = stored()
     other_revision(config, tensors)
@@ -153,8 +180,8 @@ def test_a_target_that_is_only_a_tokenizer_leaves_a_chain_untried(tmp_path: Path
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / name).write_bytes((TARGET / name).read_bytes())
     found = lines(DATA / "models" / "chain", target=tmp_path)
-    assert [level for level, _ in found] == ["ok", "warning"]
-    assert "not tried out, since the target cannot be loaded" in found[1][1]
+    assert [level for level, _ in found] == ["ok", "ok", "warning"]
+    assert "not tried out, since the target cannot be loaded" in found[-1][1]
 
 
 def test_without_a_tokenizer_the_text_begins_at_random(target: Target) -> None:
