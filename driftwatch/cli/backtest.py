@@ -18,7 +18,8 @@ from driftwatch.records import explain, read_lines, segment_id
 MAX_AGE_LINES = 2000
 """A session longer than this is judged in parts where lines have no times."""
 
-Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[float, Field(ge=0, le=1e12)]
+"""More is no count, and sums and squares of it would overflow."""
 
 
 class Counts(BaseModel):
@@ -80,11 +81,16 @@ def backtest(results: Path, gamma: int, baseline: str, tolerance: float, arl: fl
     in order of `ts` where every line has one; where not, in the order of the file. A session counts as one unit.
     """
     rules = _rules(baseline, tolerance, arl)
+    click.echo(json.dumps(_History(rules).run(read_requests(results, gamma, by))))
+
+
+def read_requests(results: Path, gamma: int, by: tuple[str, ...] = ()) -> list[Request]:
+    """The lines of `replay --per-request`. Raises DriftwatchError, or RecordError, naming file and line."""
     lines = read_lines(results)
     requests = [_request(number - 1, line, f"{results}:{number}", gamma, by) for number, line in lines]
     if not requests:
         raise DriftwatchError(f"{results}: holds no requests; give lines of `driftwatch replay --per-request`")
-    click.echo(json.dumps(_History(rules).run(requests)))
+    return requests
 
 
 def _rules(baseline: str, tolerance: float, arl: float) -> Rules:

@@ -19,32 +19,15 @@ sampler. Roll-ups over cells weigh by its inverse.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from driftwatch.drift.interval import EMPTY, Moments
+from driftwatch.drift.interval import Moments
 
 UNIFORM_SHARE = 0.1
 DELTA = 0.05
 MOST_SPREAD = 0.5
 """The largest sd that a figure in [0, 1] can have."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Requests to judge in one cell in the coming window."""
-
-    requests: int
-
-    def probability(self, arrived: int) -> float:
-        """Inclusion probability of each request of the window, once it is known how many came."""
-        return min(1.0, self.requests / arrived) if arrived > 0 else 1.0
-
-    def weight(self, arrived: int) -> float:
-        """Requests that each judged one stands for; ``inf`` where none was to be judged."""
-        chance = self.probability(arrived)
-        return 1.0 / chance if chance > 0.0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -73,8 +56,8 @@ def spread(moments: Moments, delta: float = DELTA) -> float:
     return limit * units / n
 
 
-def allocate(demands: Mapping[str, Demand], tokens: float, *, uniform: float = UNIFORM_SHARE) -> dict[str, Budget]:
-    """Budgets of all cells for one window of ``tokens``. Rounded down but never below one request a cell.
+def allocate(demands: Mapping[str, Demand], tokens: float, *, uniform: float = UNIFORM_SHARE) -> dict[str, int]:
+    """Requests to judge of all cells in a window of ``tokens``. Rounded down but never below one request a cell.
 
     Raises ValueError for a budget or share without meaning, or a cell whose requests cost nothing.
     """
@@ -82,7 +65,7 @@ def allocate(demands: Mapping[str, Demand], tokens: float, *, uniform: float = U
         raise ValueError(f"no allocation of {tokens} tokens with a uniform share of {uniform}")
     if any(not demand.tokens > 0.0 for demand in demands.values()):
         raise ValueError("judging a request costs tokens: give more than 0")
-    found: dict[str, Budget] = {}
+    found: dict[str, int] = {}
     open_cells = dict(demands)
     left = tokens
     while open_cells:
@@ -94,77 +77,28 @@ def allocate(demands: Mapping[str, Demand], tokens: float, *, uniform: float = U
         }
         full = [name for name, demand in open_cells.items() if wanted[name] >= demand.requests]
         if not full:
-            return found | {name: Budget(max(1, math.floor(wanted[name] + 1e-9))) for name in open_cells}
+            return found | {name: max(1, math.floor(wanted[name] + 1e-9)) for name in open_cells}
         for name in full:  # judged whole; the rest of its share is the others'
             demand = open_cells.pop(name)
-            found[name] = Budget(max(1, math.ceil(demand.requests)))
+            found[name] = max(1, math.ceil(demand.requests))
             left = max(left - demand.requests * demand.tokens, 0.0)
     return found
 
 
-@dataclass
-class _Seen:
-    """One cell: moments of the windows that are over, and of the one that is open."""
+def within(cells: Iterable[tuple[float, Moments]]) -> float:
+    """Spread of a segment from its cells, each with its requests: the root of their mean square, by requests.
 
-    past: Moments = EMPTY
-    current: Moments = EMPTY
-    arrived: int = 0
-    tokens: float = 0.0
-    tokens_past: float = 0.0
-    judged_past: int = 0
+    What differs between cells does not count: their figures stay apart, or are weighted by known shares.
+    """
+    pairs = [(requests, spread(moments)) for requests, moments in cells if requests > 0.0]
+    total = sum(requests for requests, _ in pairs)
+    return math.sqrt(sum(requests * value**2 for requests, value in pairs) / total) if total > 0.0 else MOST_SPREAD
 
 
-@dataclass
-class Allocator:
-    """Learns spreads as requests are judged, and sets the budgets of a window when the one before it ends."""
+def window_tokens(left: float, per_day: float, window_s: float, left_s: float, day_s: float = 86_400.0) -> float:
+    """Tokens for the coming window of ``window_s`` seconds, ``left_s`` before the day's end.
 
-    tokens_per_window: float
-    uniform: float = UNIFORM_SHARE
-    first_tokens: float = 500.0
-    """Tokens of a request where a cell has shown none yet."""
-    cells: dict[str, _Seen] = field(default_factory=dict)
-    budgets: dict[str, Budget] = field(default_factory=dict)
-
-    def arrived(self, cell: str, requests: int = 1) -> None:
-        """Count traffic, judged or not."""
-        self.cells.setdefault(cell, _Seen()).arrived += requests
-
-    def judged(self, cell: str, rate: float, weight: float, tokens: float) -> None:
-        """Take one judged request; it changes no budget before the window's end."""
-        seen = self.cells.setdefault(cell, _Seen())
-        seen.current = seen.current.with_unit(weight * rate, weight)
-        seen.tokens += tokens
-
-    def turn(self) -> dict[str, Budget]:
-        """End the window: budgets for the next one, which is expected to bring the same traffic."""
-        demands = {}
-        for name, seen in self.cells.items():
-            seen.tokens_past += seen.tokens
-            seen.judged_past += seen.current.units
-            seen.past = seen.past.plus(seen.current)
-            mean = seen.tokens_past / seen.judged_past if seen.judged_past else self.first_tokens
-            demands[name] = Demand(spread(seen.past), float(seen.arrived), max(mean, 1.0))
-            seen.current, seen.arrived, seen.tokens = EMPTY, 0, 0.0
-        self.budgets = allocate(demands, self.tokens_per_window, uniform=self.uniform)
-        return self.budgets
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "tokens_per_window": self.tokens_per_window,
-            "uniform": self.uniform,
-            "first_tokens": self.first_tokens,
-            "cells": {
-                name: [list(s.past), list(s.current), s.arrived, s.tokens, s.tokens_past, s.judged_past]
-                for name, s in self.cells.items()
-            },
-            "budgets": {name: budget.requests for name, budget in self.budgets.items()},
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Allocator:
-        cells = {
-            name: _Seen(Moments(*past), Moments(*current), *rest)
-            for name, (past, current, *rest) in data["cells"].items()
-        }
-        budgets = {name: Budget(requests) for name, requests in data["budgets"].items()}
-        return cls(**{**data, "cells": cells, "budgets": budgets})
+    What is left is spread evenly over the windows to come, but at no more than twice the day's own pace: what a quiet
+    day saved is not burnt in its last minutes.
+    """
+    return max(min(left / max(left_s, window_s), 2.0 * per_day / day_s), 0.0) * window_s

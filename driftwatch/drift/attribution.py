@@ -15,10 +15,12 @@ should roll back a flag, an unknown one merely makes them look.
 | yes, of the replay | no | no, or not measured | none, target's surprise as before | concept | retrain |
 | no | yes | not seen | none | traffic | retrain |
 | no | not up | not seen | none, value down, load up or not measured | load | lower_gamma, disable_speculation |
+| not seen | not up | not seen | any, value down from the start | unknown | disable_speculation |
 
-One row is a middle way: a replay's drop within cells with no fact changed, no gap and no surprise, but no sketch, no
-target at hand, or a raised off-share beside it. Traffic and concept are then both possible; the cause is ``unknown``,
-and the action the one that they share, ``retrain``.
+One row is a middle way: a drop within cells with no fact changed, no gap and no surprise, but no sketch, no target at
+hand, or a raised off-share beside it. Traffic and concept are then both possible; the cause is ``unknown``, and the
+action the one that they share, ``retrain``. So it is where there are live figures alone: an engine that broke with none
+of its facts changed looks the same there, and the verdict says that this was not measured.
 """
 
 from __future__ import annotations
@@ -72,6 +74,8 @@ class Findings:
     """Below break-even, or more requests made slower."""
     load_up: bool | None = None
     """Larger batches, so that verification costs more."""
+    never_paid: bool | None = None
+    """Value was down from the start, so that nothing need have changed."""
     below_cost_at_one: bool | None = None
     """Even a gamma of 1 does not pay at this load."""
 
@@ -139,6 +143,8 @@ def _row(found: Findings) -> Row:
         return "engine", "fix_engine", {"live_below_shadow": True}
     if found.cell_drop:
         return _within_cells(found)
+    if found.never_paid and not found.off_share_up:
+        return "unknown", "disable_speculation", {}
     if found.cell_drop is None or changed is None or changed:
         return _UNKNOWN
     if found.off_share_up:
@@ -168,8 +174,7 @@ def _within_cells(found: Findings) -> Row:
         return ("engine", "fix_engine", {"cell_drop": True, "off_share_up": False}) if live_alone else _UNKNOWN
     if found.surprise_up:
         return _UNKNOWN if found.off_share_up else ("target", "rollback_target", fell | {"surprise_up": True})
-    if found.source == "live" and found.live_below_shadow is None:
-        return _UNKNOWN  # an engine fault looks the same
-    if found.surprise_up is None or found.off_share_up is not False:
-        return "unknown", "retrain", {}
+    live_alone = found.source == "live" and found.live_below_shadow is None
+    if live_alone or found.surprise_up is None or found.off_share_up is not False:
+        return "unknown", "retrain", {"live_below_shadow": False} if live_alone else {}
     return "concept", "retrain", fell | {"surprise_up": False}

@@ -7,12 +7,17 @@ A draft that is bad from the start becomes its own normal here; the break-even l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from driftwatch.drift.interval import EMPTY, Estimate, Moments, ratio
-from driftwatch.drift.season import HOURS, dips, hour_of
-from driftwatch.drift.units import HALF_WEIGHT, Unit
+from driftwatch.drift.season import HOUR_S, HOURS, LEAST_UNITS, dips, hour_of
+from driftwatch.drift.units import HALF_WEIGHT, MAX_AGE_S, Unit
+
+SILENCE_S = MAX_AGE_S
+"""No request for longer than this, longer than any session, is a silence."""
+LONGEST_SILENCE_S = 12 * HOUR_S
+"""What a silence counts at most: a night."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,9 @@ class Baseline:
     state: Literal["learning", "frozen"] = "learning"
     source: Literal["auto", "given"] = "auto"
     moments: Moments = EMPTY
-    first_s: float | None = None
     last_s: float | None = None
+    seen_s: float = 0.0
+    """Time seen, see ``hours``."""
     frozen: Estimate | None = None
     narrow: bool = True
     half_weight: float = HALF_WEIGHT
@@ -81,6 +87,10 @@ class Baseline:
         frozen = Estimate(value, value, value, 0, 0.0, 0.0)
         return cls(tolerance, 0, 0.0, "frozen", "given", frozen=frozen)
 
+    def under(self, tolerance: float, min_requests: int, min_hours: float) -> Baseline:
+        """What was learnt so far, to be judged by other rules: a frozen one stays as it is."""
+        return replace(self, tolerance=tolerance, min_requests=min_requests, min_hours=min_hours)
+
     def add(self, unit: Unit) -> bool:
         """Learn from one unit; return True if that froze the baseline. A frozen one never changes."""
         if self.state == "frozen" or unit.tested <= 0.0:
@@ -89,8 +99,7 @@ class Baseline:
         self.moments = self.moments.with_unit(weight * unit.rate, weight, unit.requests)
         hour = hour_of(unit.first_s)
         self.by_hour[hour] = self.by_hour.get(hour, EMPTY).with_unit(weight * unit.rate, weight, unit.requests)
-        self.first_s = unit.first_s if self.first_s is None else min(self.first_s, unit.first_s)
-        self.last_s = unit.last_s if self.last_s is None else max(self.last_s, unit.last_s)
+        self._see(unit)
         # Cheap tests first: the interval is computed only where it decides.
         if self.moments.requests < self.min_requests or self.hours < self.min_hours:
             return False
@@ -115,8 +124,19 @@ class Baseline:
 
     @property
     def hours(self) -> float:
-        """Hours of traffic seen."""
-        return 0.0 if self.first_s is None or self.last_s is None else (self.last_s - self.first_s) / 3600.0
+        """Hours of traffic seen, a night's silence included.
+
+        A few wrong clocks must not pass for a day: a silence counts only once ``season.LEAST_UNITS`` units came, and
+        half a day at most. (Later clocks that lag count as the latest time seen, see ``units``.)
+        """
+        return self.seen_s / HOUR_S
+
+    def _see(self, unit: Unit) -> None:
+        gone = 0.0 if self.last_s is None else max(unit.last_s - self.last_s, 0.0)
+        if gone > SILENCE_S:
+            gone = min(gone, LONGEST_SILENCE_S) if self.moments.units > LEAST_UNITS else 0.0
+        self.seen_s += gone
+        self.last_s = unit.last_s if self.last_s is None else max(self.last_s, unit.last_s)
 
     @property
     def progress(self) -> Progress:
@@ -137,8 +157,8 @@ class Baseline:
             "state": self.state,
             "source": self.source,
             "moments": list(self.moments),
-            "first_s": self.first_s,
             "last_s": self.last_s,
+            "seen_s": self.seen_s,
             "frozen": None if self.frozen is None else self.frozen.to_json(),
             "narrow": self.narrow,
             "half_weight": self.half_weight,
@@ -150,4 +170,5 @@ class Baseline:
     def from_json(cls, data: Mapping[str, Any]) -> Baseline:
         frozen = None if data["frozen"] is None else Estimate.from_json(data["frozen"])
         by_hour = {hour: Moments(*moments) for hour, moments in data.get("by_hour", ())}
-        return cls(**{**data, "moments": Moments(*data["moments"]), "frozen": frozen, "by_hour": by_hour})
+        known = {key: value for key, value in data.items() if key != "first_s"}  # kept by an earlier version
+        return cls(**{**known, "moments": Moments(*data["moments"]), "frozen": frozen, "by_hour": by_hour})

@@ -128,6 +128,10 @@ class Latch:
         self.falling, self.rising, self.totals, self.opened_index = Evidence(), None, EMPTY, None
         return closed
 
+    def unlatch(self) -> None:
+        """Take the alarm back; the evidence stays, and may alarm again at the next unit."""
+        self.opened_index, self.rising = None, None
+
     def _start(self, evidence: Evidence) -> int:
         start = evidence.start
         return -1 if start is None else start.at

@@ -14,6 +14,7 @@ share of the false alarms: with k of them, give each k times the threshold wante
 | ``hit_rate_above`` | accepted / tested | 5 | mean hit rate <= baseline's upper limit + tolerance |
 | ``below_break_even`` | accepted / (gamma x windows) | 64 gamma | mean acceptance length >= break-even - tolerance |
 | ``share_above`` | 1 / 1 if it is so, else 0 / 1 | 0 | share <= baseline's upper limit + tolerance |
+| ``tail_worse`` | 1 / 1 if the request is made slower, else 0 / 1 | 0 | share <= 1 %: the p99 is not slower |
 | ``live_below_shadow`` | T (1 + live - shadow) / 2 of T | 5 | mean gap >= its own baseline's lower limit - tolerance |
 | ``agreement_below`` | agreeing windows / windows | 5 | mean agreement >= baseline's lower limit - tolerance |
 """
@@ -40,6 +41,9 @@ EDGE = 0.001
 BREAK_EVEN_HALF = 64.0
 """Windows at which a request has half its weight in the break-even test. Cost adds up over windows, so the weight
 must be near proportional to them for all but the longest requests."""
+
+TAIL = 0.01
+"""Share of requests beyond the p99."""
 
 HYSTERESIS = 0.02
 """Least distance between the alarm's level and the one that ends an event, on the scale of x."""
@@ -109,8 +113,10 @@ def hit_rate_above(baseline: Baseline, threshold: float) -> Monitor | None:
 def share_above(baseline: Baseline, threshold: float) -> Monitor | None:
     """A share of requests above normal: off the draft's training distribution, or made slower by speculation.
 
-    The baseline (a ``half_weight`` of 0) may be learnt, or given: for the off-share the sketch's own epsilon, which
-    its calibration promises.
+    The baseline (a ``half_weight`` of 0) is learnt, that of the off-share too. The sketch's calibration promises its
+    epsilon for prompts that are exchangeable with the training data. Production hardly ever is, so that a null of
+    epsilon would alarm at once, never close, and say nothing of a change. How much is off from the start is told by
+    the share itself, with its purity.
     """
     return _above(baseline, threshold)
 
@@ -139,6 +145,15 @@ def below_break_even(break_even: float, gamma: int, threshold: float, *, toleran
         raise ValueError(f"a break-even of {break_even} tokens a window cannot be met or missed at gamma {gamma}")
     limit = (break_even - tolerance - 1.0) / gamma
     return Monitor("below", limit, limit + HYSTERESIS, threshold, BREAK_EVEN_HALF * gamma)
+
+
+def tail_worse(threshold: float) -> Monitor:
+    """More than one request in a hundred is made slower, so that the p99 is: from the first request on, no baseline.
+
+    Whether the median is faster meanwhile is for the caller to see: by its limit, since that is what the event is
+    about, and the promise on false alarms rests on this test alone. It closes at half of the share.
+    """
+    return Monitor("above", TAIL, TAIL / 2.0, threshold, 0.0)
 
 
 def length_counts(accepted: float, windows: float, gamma: int) -> Counts:

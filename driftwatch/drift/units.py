@@ -111,8 +111,11 @@ class Units:
         return closed
 
     def expire(self, time_s: float) -> list[Unit]:
-        """Close the sessions that are silent since ``idle_s``."""
-        now = self._clock(time_s)
+        """Close the sessions that are silent since ``idle_s``.
+
+        Requests alone move the clock: one who looks from outside may be days ahead of a history that still comes in.
+        """
+        now = time_s if self.now_s is None else max(self.now_s, time_s)
         closed = []
         while self.open:
             session, unit = next(iter(self.open.items()))

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from driftwatch.control.causes import SETTLE
 from tests.benchmarks.scenarios.measure import BASE, Figures, delay_of, lower
-from tests.benchmarks.scenarios.panel import SETTLE, Event, Panel
+from tests.benchmarks.scenarios.panel import Event, Panel
 from tests.benchmarks.scenarios.traffic import Shape, requests
 
 
@@ -22,6 +23,7 @@ class Scenario:
     """Whether an alarm of a cell may come."""
     learnt: Shape = BASE
     to_the_end: bool = False
+    live_alone: bool = False
 
 
 def _facts(**changes: str) -> dict[str, str]:
@@ -42,13 +44,17 @@ SCENARIOS: dict[str, Scenario] = {
     "fall .20": Scenario("concept", ((lower(BASE, 0.20), REST),)),
     "ramp to .20": Scenario("concept", tuple((lower(BASE, 0.01 * k), 200) for k in range(1, 21))),
     "target swapped": Scenario(
-        "target", ((replace(lower(BASE, 0.10), surprise=0.75, facts=_facts(target="t2")), REST),)
+        "target", ((replace(lower(BASE, 0.10), surprise=0.75, facts=_facts(target="t2")), REST),), False
     ),
     "target swapped in silence": Scenario("target", ((replace(lower(BASE, 0.10), surprise=0.75), REST),)),
-    "draft swapped": Scenario("draft", ((replace(lower(BASE, 0.10), facts=_facts(draft="d2")), REST),)),
+    "draft swapped": Scenario("draft", ((replace(lower(BASE, 0.10), facts=_facts(draft="d2")), REST),), False),
     "engine fault": Scenario("engine", ((replace(BASE, engine_loss=0.15), REST),), False),
     "engine fault, upgraded": Scenario(
         "engine", ((replace(BASE, engine_loss=0.15, facts=_facts(engine="e2")), REST),), False
+    ),
+    "engine fault, no replay": Scenario("engine", ((replace(BASE, engine_loss=0.15), REST),), live_alone=True),
+    "engine fault, no replay, upgraded": Scenario(
+        "engine", ((replace(BASE, engine_loss=0.15, facts=_facts(engine="e2")), REST),), False, live_alone=True
     ),
     "load": Scenario("load", ((replace(BASE, batch=32.0), REST),), False),
     "label churn": Scenario(None, ((replace(BASE, tenants=(("c", 0.5, 0.0), ("d", 0.5, -0.05))), REST),), False),
@@ -61,9 +67,7 @@ SCENARIOS: dict[str, Scenario] = {
 LEARNING = 8000
 
 
-AFTERWARDS = 600
-"""Requests that are still taken once the cause is named; recovery needs them all."""
-_panels: dict[tuple[int, int], Panel] = {}
+_panels: dict[tuple[int, bool, int], Panel] = {}
 
 
 def cause(name: str, runs: int, seed: int) -> Figures:
@@ -72,7 +76,7 @@ def cause(name: str, runs: int, seed: int) -> Figures:
     outcomes = []
     early = 0
     for run in range(runs):
-        panel = copy.deepcopy(_learnt(scenario.learnt, seed * 1000 + run // 10))
+        panel = copy.deepcopy(_learnt(scenario, seed * 1000 + run // 10))
         before = len(panel.events)
         early += before
         rng, first = np.random.default_rng([seed, run, *name.encode()]), LEARNING
@@ -87,28 +91,34 @@ def cause(name: str, runs: int, seed: int) -> Figures:
 
 
 def _done(panel: Panel, at: int) -> bool:
+    """The first event is named, and what comes with it had its time."""
     first = next(iter(panel.events), None)
-    if first is None or first.verdict is None or first.verdict.cause == "unknown":
-        return False
-    return at >= first.index + SETTLE + AFTERWARDS
+    settled = first is not None and first.settled not in (None, "unknown")
+    regressed = first is not None and first.kind == "deployment_regressed"
+    return first is not None and (settled or regressed) and at >= first.index + 2 * SETTLE
 
 
-def _learnt(shape: Shape, seed: int) -> Panel:
-    key = id(shape), seed  # a shape holds a dict and has no hash
+def _named(event: Event) -> str:
+    """The cause when training would be asked for, or as far as it was seen."""
+    return event.settled or event.cause or "none"
+
+
+def _learnt(scenario: Scenario, seed: int) -> Panel:
+    key = id(scenario.learnt), scenario.live_alone, seed  # a shape holds a dict and has no hash
     if key not in _panels:
-        panel = _panels[key] = Panel()
-        for one in requests(np.random.default_rng(seed), shape, LEARNING, live=True):
+        panel = _panels[key] = Panel(scenario.live_alone)
+        for one in requests(np.random.default_rng(seed), scenario.learnt, LEARNING, live=True):
             panel.take(one)
     return _panels[key]
 
 
 def _summary(scenario: Scenario, outcomes: list[list[Event]]) -> Figures:
     first = [events[0] for events in outcomes if events]
-    said = ["none" if event.verdict is None else event.verdict.cause for event in first]
+    said = [_named(event) for event in first]
     right = sum(cause == scenario.cause for cause in said)
     unknown = sum(cause in ("unknown", "none") for cause in said)
-    cells = [sum(event.kind.startswith("cell") for event in events) for events in outcomes]
-    off = sum(any(event.kind.endswith(" off") for event in events) for events in outcomes)
+    cells = [sum(event.kind == "drift" for event in events) for events in outcomes]
+    off = sum(any(event.kind == "drift" and event.split == "off" for event in events) for events in outcomes)
     return {
         "runs": len(outcomes),
         "cause": scenario.cause,

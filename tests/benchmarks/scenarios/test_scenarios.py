@@ -19,6 +19,7 @@ CERTAIN = (
     "draft swapped",
     "engine fault",
     "engine fault, upgraded",
+    "engine fault, no replay, upgraded",
     "load",
     "recovered",
 )

@@ -47,10 +47,14 @@ def changed(*parts: Part) -> frozenset[Part]:
             "engine",
             "fix_engine",
         ),
-        (Findings(cell_drop=True, source="live", changed=SAME, surprise_up=False), "unknown", "none"),
+        (Findings(cell_drop=True, source="live", changed=SAME, surprise_up=False), "unknown", "retrain"),
         # The cause is open, what to do is not: traffic and concept both ask for new training data
         (Findings(cell_drop=True, changed=SAME), "unknown", "retrain"),
         (replace(QUIET, cell_drop=True, off_share_up=True), "unknown", "retrain"),
+        # Nothing changed: it never paid
+        (replace(QUIET, value_down=True, never_paid=True), "unknown", "disable_speculation"),
+        (Findings(value_down=True, never_paid=True), "unknown", "disable_speculation"),
+        (replace(QUIET, value_down=True, never_paid=True, cell_drop=True), "concept", "retrain"),
         # Doubts
         (QUIET, "unknown", "none"),
         (Findings(), "unknown", "none"),
@@ -96,6 +100,7 @@ findings = st.builds(
     changed=st.none() | st.frozensets(st.sampled_from(["target", "draft", "engine"])),
     surprise_up=maybe,
     value_down=maybe,
+    never_paid=maybe,
     load_up=maybe,
     below_cost_at_one=maybe,
 )
@@ -106,7 +111,7 @@ ACTIONS = {
     "draft": {"rollback_draft"},
     "engine": {"fix_engine"},
     "load": {"lower_gamma", "disable_speculation"},
-    "unknown": {"none", "retrain"},
+    "unknown": {"none", "retrain", "disable_speculation"},
 }
 
 

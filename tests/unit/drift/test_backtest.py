@@ -146,6 +146,12 @@ def test_reads_compressed_files(history: list[Line], tmp_path: Path) -> None:
         ("[1]", (), r"results.jsonl:1: "),
         ('\n{"id": "a", "accepted": 3}', (), r"results.jsonl:2: rejected: Field required"),
         ('{"id": "a", "accepted": -1, "rejected": 2}', (), r"results.jsonl:1: accepted: .*got -1"),
+        (
+            '{"id": "a", "accepted": 1e308, "rejected": 1e308}',
+            (),
+            r"results.jsonl:1: accepted: .*less than or equal to",
+        ),
+        ('{"id": "a", "accepted": NaN, "rejected": 1}', (), r"results.jsonl:1: "),
         ('{"id": "a", "accepted": 3, "rejected": 3, "drafted": 2}', (), "accepted 3 is more than drafted 2"),
         ('{"id": "a", "ts": "yesterday", "accepted": 3, "rejected": 3}', (), "results.jsonl:1: ts: "),
         ('{"id": "a", "gamma": {"1": {"accepted": 3, "rejected": 3}}}', (), "no counts for gamma 3; the line holds"),

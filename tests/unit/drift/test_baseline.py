@@ -129,3 +129,28 @@ def test_interval_is_the_shared_one() -> None:
     for u in varied(10):
         baseline.add(u)
     assert baseline.estimate == ratio(baseline.moments)
+
+
+@pytest.mark.parametrize("wrong", [1, 3, 19])
+def test_wrong_clocks_at_the_start_do_not_pass_for_a_day(wrong: int) -> None:
+    """What came in an hour has not seen a day, whatever the first requests said of their time."""
+    now = 1.7e9
+    baseline = Baseline(tolerance=0.05, min_requests=100, min_hours=1.0)
+    for one in varied(wrong):
+        baseline.add(one)
+    right = [unit(i, 10 + 4 * (i % 2), 20, now + 12.0 * i) for i in range(500)]
+    frozen_at = [u.index for u in right if baseline.add(u)]
+    assert frozen_at == [300]  # an hour after the first right clock
+
+
+def test_a_night_counts_and_a_longer_silence_as_one() -> None:
+    baseline = Baseline(tolerance=0.05, min_requests=500, min_hours=24.0)
+    for start in (0.0, 60_000.0, 700_000.0):  # an hour each, 15 hours and then a week apart
+        for one in varied(31, step_s=120.0):
+            baseline.add(unit(one.index, one.accepted, one.tested, start + one.first_s))
+    assert baseline.hours == pytest.approx(1.0 + 12.0 + 1.0 + 12.0 + 1.0)
+
+
+def test_few_requests_with_long_silences_learn_too() -> None:
+    baseline = Baseline(tolerance=0.05, min_requests=60, min_hours=24.0)
+    assert any(baseline.add(one) for one in varied(90, step_s=3 * 3600.0))

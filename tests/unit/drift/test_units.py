@@ -110,3 +110,13 @@ def test_every_request_enters_one_unit_and_a_restart_changes_nothing(
     assert sum(unit.requests for unit in one) == sum(tested > 0 for *_, tested in requests)
     assert sum(unit.tested for unit in one) == sum(tested for *_, tested in requests)
     assert len({unit.index for unit in one}) == len(one)
+
+
+def test_a_look_from_outside_moves_no_clock() -> None:
+    """A history of last month comes in while control looks for silent sessions by its own clock."""
+    units = Units(idle_s=1800.0)
+    units.add(index=0, time_s=1000.0, session="a", accepted=1.0, tested=2.0)
+    (closed,) = units.expire(1e9)
+    assert closed.last_s == 1000.0
+    (later,) = units.add(index=1, time_s=1060.0, session=None, accepted=1.0, tested=2.0)
+    assert later.first_s == 1060.0

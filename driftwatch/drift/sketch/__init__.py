@@ -1,0 +1,1 @@
+"""A sketch of the data that a draft was trained on: is a prompt like those, or off their distribution?"""
