@@ -56,8 +56,8 @@ def fit(timings: Sequence[Timing]) -> Fit:
     where it lowers the Bayesian information criterion (Schwarz 1978), R log(SSE / R) + k log R over R points.
 
     ``extra`` enters only where verification was timed apart from drafting, the draft's ``context`` only where contexts
-    vary (at one context it is a slope); the target's shows at a single context too, since reading the cache costs by
-    the sequence and not by the token. Asking for another context than was measured is reported as outside.
+    vary (at one context it is a slope); the target's shows at a single context too, if batches vary, since reading the
+    cache costs by the sequence and not by the token. Another context than was measured is reported as outside.
 
     Raises ValueError without a plain step of the target: without it there is nothing to compare with.
     """
@@ -96,6 +96,8 @@ def _design(timings: Sequence[Timing], knee: float) -> Matrix:
     """[points, 8]: floor, slope, roof, extra and context of the target; floor, slope and context of the draft."""
     apart = any(point.part == "target" and point.gamma for point in timings)
     deep_draft = len({point.context for point in timings if point.part == "draft"}) > 1
+    # Where every pass reads as many cached tokens, that reading cannot be told from the floor, and is counted there.
+    deep = len({point.batch * point.context for point in timings if point.part != "draft"}) > 1
     rows = []
     for point in timings:
         row = [0.0] * 8
@@ -103,7 +105,7 @@ def _design(timings: Sequence[Timing], knee: float) -> Matrix:
         if point.part != "draft":
             tokens = point.batch * (1 + point.gamma)
             roof = max(knee, tokens) if knee else 0.0
-            row[:5] = [1.0, tokens, roof, float(apart and point.gamma > 0), cached]
+            row[:5] = [1.0, tokens, roof, float(apart and point.gamma > 0), cached * deep]
         if point.part != "target":
             passes = 1 if point.part == "draft" else point.gamma
             row[5:] = [passes, passes * point.batch, passes * cached * deep_draft]

@@ -44,6 +44,11 @@ class Price:
         }
 
 
+def per_million(token_s: float, batch: float, per_gpu_hour: float, gpus: int = 1) -> float:
+    """Price of a million output tokens of an engine that decodes ``batch`` sequences at ``token_s`` a token each."""
+    return 1e6 * per_gpu_hour * gpus / SECONDS_PER_HOUR * token_s / batch
+
+
 def price(
     value: Value,
     profile: CostProfile,
@@ -69,7 +74,7 @@ def price(
     if load is not None and load.speculative.batch and load.speculative.seen and load.plain.batch and load.plain.seen:
         batch, seen = load.speculative.batch, load.speculative.seen
         plain_batch, plain_seen = load.plain.batch, load.plain.seen
-    per_second = 1e6 * per_gpu_hour * gpus / SECONDS_PER_HOUR
+    per_second = per_million(1.0, 1.0, per_gpu_hour, gpus)
     step = u * profile.window_s(seen, value.proposals, context) + (1.0 - u) * profile.plain_s(seen, context)
 
     def token_s(length: float) -> float:
@@ -86,7 +91,7 @@ def price(
     else:  # The rate says how many tokens there are, whatever the length.
         speculative = value.length.map(lambda length: per_second / (load.rate * load.tokens))
     return Price(
-        plain=per_second * profile.plain_s(plain_seen, context) / plain_batch,
+        plain=per_million(profile.plain_s(plain_seen, context), plain_batch, per_gpu_hour, gpus),
         speculative=speculative,
         added=None if needed is None or speculative.value is None else speculative.value * needed,
         replicas=needed,

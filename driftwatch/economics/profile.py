@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from driftwatch.economics.fit import FitError, fit
@@ -155,13 +156,13 @@ class CostProfile:
             raise ProfileError("this cost profile has no draft: measure one, or enter its cost")
         return self.draft
 
-    @property
+    @cached_property
     def usual_context(self) -> float:
         """Mean context of the points of the target: what is meant where no context is given."""
         contexts = [point.context for point in self.timings if point.part != "draft"]
         return sum(contexts) / len(contexts) if contexts else 0.0
 
-    @property
+    @cached_property
     def batches(self) -> tuple[float, float] | None:
         """Range of batches of which every needed part was measured; None where nothing was."""
         kinds: dict[str, list[float]] = {}

@@ -17,7 +17,7 @@ from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from driftwatch.acceptance import Tally
 from driftwatch.drift.interval import CONFIDENCE, wilson
@@ -120,7 +120,7 @@ def tail(
         minimum_tokens,
         {q: quantile(relative, q, w, confidence) for q in QUANTILES},
         {q: quantile(per_token, q, w, confidence) for q in QUANTILES},
-        _share(relative > 1.0 + 1e-12, w, confidence),
+        share(relative > 1.0 + 1e-12, w, confidence),
         confidence,
     )
 
@@ -133,7 +133,10 @@ def of_tallies(
     minimum_tokens: int = MINIMUM_TOKENS,
     confidence: float = CONFIDENCE,
 ) -> Tail:
-    """From one tally a request: at equal arrival rate where ``value`` has one that both carry, else at equal batch."""
+    """From one tally a request: at equal arrival rate where ``value`` has one that both carry, else at equal batch.
+
+    With a coverage of 1 every step costs a window, whatever the tallies call it (lookahead decoding).
+    """
     column = value.gamma - 1
     load = value.at_rate
     window, plain = value.cost.window, 1.0
@@ -144,20 +147,21 @@ def of_tallies(
         [t.tokens for t in tallies],
         window=window,
         plain=plain,
-        windows=[float(t.windows[column]) for t in tallies],
+        windows=None if value.coverage == 1.0 else [float(t.windows[column]) for t in tallies],
         weights=weights,
         minimum_tokens=minimum_tokens,
         confidence=confidence,
     )
 
 
-def _share(mask: NDArray[np.bool_], weights: NDArray[np.float64], confidence: float) -> Range:
-    """Weighted share with the Wilson (1927) interval of the effective number of requests."""
+def share(hits: ArrayLike, weights: ArrayLike, confidence: float = CONFIDENCE) -> Range:
+    """Weighted share of requests with the Wilson (1927) interval of their effective number; nothing of no request."""
+    mask, w = np.asarray(hits, dtype=np.bool_), np.asarray(weights, dtype=np.float64)
     if not len(mask):
         return Range()
-    share = float(weights[mask].sum() / weights.sum())
-    low, high = wilson(share, effective(weights), NormalDist().inv_cdf(0.5 + 0.5 * confidence))
-    return Range(share, min(max(low, 0.0), share), max(min(high, 1.0), share))
+    found = float(w[mask].sum() / w.sum())
+    low, high = wilson(found, effective(w), NormalDist().inv_cdf(0.5 + 0.5 * confidence))
+    return Range(found, min(max(low, 0.0), found), max(min(high, 1.0), found))
 
 
 def _words(found: Range) -> str:

@@ -132,6 +132,24 @@ def verdict(
     )
 
 
+def of_measured(
+    speedup: Range, *, gamma: int, requests: int, flip: Flip | None = None, warnings: tuple[str, ...] = ()
+) -> Verdict:
+    """Of a speedup that was measured, at the one proposal length that the engine used: no costs, hence no margin."""
+    if speedup.value is None:
+        return Verdict("not_enough_data", None, ("nothing was measured",), 0.0, flip, warnings=warnings)
+    limits = "without limits"
+    if speedup.lower is not None and speedup.upper is not None:
+        limits = f"{speedup.lower:.2f} to {speedup.upper:.2f}"
+    words = f"gamma {gamma}: measured speedup {speedup.value:.2f} ({limits}) over {requests} requests"
+    if speedup.lower is not None and speedup.lower > 1.0:
+        return Verdict("use", gamma, (words,), 0.0, flip, warnings=warnings)
+    if speedup.upper is not None and speedup.upper < 1.0:
+        return Verdict("do_not_use", None, (words,), 0.0, flip, warnings=warnings)
+    needed = _enough(speedup, requests, 0.0)
+    return Verdict("not_enough_data", None, (words,), 0.0, flip, needed, warnings)
+
+
 def flip(value: Value, profile: CostProfile) -> Flip | None:
     """What would have to change for the opposite decision, at equal batch; None without an acceptance length."""
     now = value.length.value
@@ -179,7 +197,10 @@ def _loses(value: Value, margin: float) -> bool:
 
 def _needed(value: Value, margin: float) -> int | None:
     """Requests at which the limits would just clear 1: the arms of an interval shrink with the root of their number."""
-    judged: Range = value.judged
+    return _enough(value.judged, value.requests, margin)
+
+
+def _enough(judged: Range, requests: int, margin: float) -> int | None:
     if judged.value is None or judged.lower is None or judged.upper is None or not math.isfinite(judged.upper):
         return None
     above = judged.value / (1.0 + margin) - 1.0
@@ -189,7 +210,7 @@ def _needed(value: Value, margin: float) -> int | None:
         return None
     arm = judged.value - judged.lower if above > 0.0 else judged.upper - judged.value
     factor = (arm / (distance * (1.0 + margin if above > 0.0 else 1.0 / (1.0 + margin)))) ** 2
-    return math.ceil(value.requests * max(factor, 1.0))
+    return math.ceil(requests * max(factor, 1.0))
 
 
 def _warnings(tail: Tail | None, slower_limit: float | None) -> tuple[str, ...]:

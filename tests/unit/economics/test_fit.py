@@ -11,7 +11,7 @@ from driftwatch.economics.fit import fit, nonnegative
 from driftwatch.economics.profile import CostProfile
 from driftwatch.economics.step import StepTime, Timing
 
-from .conftest import profiles, repeatable
+from .conftest import BOUND, profiles, repeatable
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -130,3 +130,19 @@ def test_nonnegative_least_squares_meets_its_optimality_conditions(seed: int, co
     assert (x >= 0.0).all()
     assert (gradient <= 1e-8).all()  # no coefficient at zero wants to grow
     assert np.abs(gradient[x > 0.0]).max(initial=0.0) <= 1e-8  # and none in use wants to move
+
+
+@pytest.mark.parametrize("window", [0.9, 1.2, 1.7, 2.5, 6.0])
+def test_one_batch_of_two_engines_gives_a_profile_of_that_batch(window: float) -> None:
+    """Nothing varies: whatever the split into coefficients, both times come back, and a plain step takes time."""
+    points = [
+        Timing.exported(batch=2.0, gamma=0, token_seconds=0.004, context=83.0),
+        Timing.exported(batch=2.0, gamma=3, token_seconds=0.004 * window / 2.0, length=2.0, context=83.0),
+    ]
+    found = CostProfile.fitted(BOUND, points, "engine")
+    cost = found.cost(2.0, 3, 83.0)
+    assert not cost.outside
+    if window >= 1.0:  # no window is cheaper than a step: then the two are fitted alike
+        assert cost.plain_s == pytest.approx(0.004)
+        assert cost.window == pytest.approx(window)
+    assert found.target.seconds(1.0) > 0.0

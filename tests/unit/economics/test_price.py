@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftwatch.economics.load import settle
-from driftwatch.economics.price import price
+from driftwatch.economics.price import per_million, price
 from driftwatch.economics.profile import CostProfile
 from driftwatch.economics.range import Range
 from driftwatch.economics.step import StepTime
@@ -25,6 +25,7 @@ def test_worked_by_hand() -> None:
     profile = CostProfile.entered(BOUND, StepTime(0.02, 1e-3)).with_draft(0.0)
     found = price(value_of(profile, 10, Range(3.5, 3.0, 4.0)), profile, per_gpu_hour=3.6)
     assert found.plain == pytest.approx(3.0)
+    assert per_million(0.03, 10, 3.6) == pytest.approx(3.0)
     # A window of gamma 4 carries 50 tokens: 70 ms for 3.5 tokens a sequence, 20 ms a token.
     assert found.speculative.value == pytest.approx(2.0)
     assert found.saved.value == pytest.approx(1 / 3)

@@ -17,7 +17,7 @@ from driftwatch.economics.sizing import length_at
 from driftwatch.economics.step import Part, StepTime, Timing
 from driftwatch.economics.tail import tail
 from driftwatch.economics.value import Value, of_sums
-from driftwatch.economics.verdict import margin_of, verdict
+from driftwatch.economics.verdict import margin_of, of_measured, verdict
 
 from .conftest import BOUND, entered, tallies
 
@@ -222,3 +222,20 @@ def test_use_is_rarely_said_of_a_draft_that_exactly_breaks_even(rng: np.random.G
 def test_a_missing_upper_limit_is_no_reason_to_stop() -> None:
     value = Value(2, Range(0.9, 0.7, None), entered(0.0).cost(1, 2), requests=9)
     assert verdict([value], entered(0.0), gamma=2).decision == "not_enough_data"
+
+
+@pytest.mark.parametrize(
+    ("speedup", "decision", "gamma"),
+    [
+        (Range(1.5, 1.3, 1.7), "use", 3),
+        (Range(0.8, 0.7, 0.9), "do_not_use", None),
+        (Range(1.1, 0.9, 1.3), "not_enough_data", None),
+        (Range(1.5), "not_enough_data", None),
+        (Range(), "not_enough_data", None),
+    ],
+)
+def test_of_what_was_measured(speedup: Range, decision: str, gamma: int | None) -> None:
+    found = of_measured(speedup, gamma=3, requests=40)
+    assert (found.decision, found.gamma) == (decision, gamma)
+    # An arm of .2 against a distance of .1: four times the requests.
+    assert found.requests_needed == (160 if speedup.value == 1.1 else None)
