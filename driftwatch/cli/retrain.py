@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from driftwatch.cli.options import with_settings
 from driftwatch.errors import DriftwatchError
+from driftwatch.retrain.export import choose_from, source_of
 from driftwatch.retrain.export import export as write_export
 from driftwatch.settings import Settings
 from driftwatch.store.connection import Store
@@ -24,22 +25,27 @@ def retrain() -> None:
 
 @retrain.command()
 @click.option("--segment", required=True, help="Segment id, as /v1/segments shows it.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
+@click.option("--out", required=True, help="Folder to write, which must not exist, or an fsspec URL (s3://...).")
 @click.option("--draft", default="incumbent", show_default=True, help="Name of the draft.")
-@click.option("--days", default=7.0, show_default=True, help="How far back to go.")
+@click.option("--days", default=7.0, show_default=True, help="How far back the segment's own requests go.")
 @with_settings
-def export(segment: str, out: Path, draft: str, days: float, settings: Settings) -> None:
-    """Write the served tokens of a segment as SpecForge's pre-tokenised JSONL."""
-    if out.exists():
+def export(segment: str, out: str, draft: str, days: float, settings: Settings) -> None:
+    """Write the served tokens of a segment as SpecForge's pre-tokenised JSONL, with what `retrain.data` adds."""
+    if Path(out).exists():
         raise DriftwatchError(f"--out {out} exists; give a new folder")
     store = Store(settings.store.url)
     with store.read() as session:
-        query = select(Cell.id).where(Cell.segment == segment, Cell.draft == draft).order_by(Cell.updated_at.desc())
-        cell_id = session.scalars(query).first()
-    if cell_id is None:
+        query = select(Cell).where(Cell.segment == segment, Cell.draft == draft).order_by(Cell.updated_at.desc())
+        cell = session.scalars(query).first()
+    if cell is None:
         raise DriftwatchError(f"no cell of segment {segment!r} and draft {draft!r}; GET /v1/segments lists them")
-    done = write_export(store, cell_id, since=time.time() - days * 86_400, folder=out)
+    rules = settings.retrain.data
+    chosen = choose_from(store, source_of(cell, time.time() - days * 86_400, rules), rules)
+    done, _ = write_export(store, chosen, rules, place=out)
     click.echo(f"{done.rows} rows, {done.loss_tokens} loss tokens: {done.uri}")
+    click.echo(f"{done.eval_rows} rows for evaluation: {done.eval_uri}")
+    for reason, count in done.left_out.items():
+        click.echo(f"left out: {count} ({reason})")
 
 
 @retrain.command()
@@ -50,6 +56,6 @@ def status(settings: Settings) -> None:
         rows = list(session.scalars(select(Retrain).order_by(Retrain.created_at.desc()).limit(50)))
     for row in rows:
         when = datetime.fromtimestamp(row.created_at).astimezone().isoformat(timespec="seconds")
-        click.echo(f"{when}  {row.state:<10}  {row.id}  {row.reason or (row.data or {}).get('uri', '')}")
+        click.echo(f"{when}  {row.state:<15}  {row.id}  {row.reason or (row.data or {}).get('uri', '')}")
     if not rows:
         click.echo("no request to retrain")

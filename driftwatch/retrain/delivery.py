@@ -1,7 +1,11 @@
 """Delivering the outbox: at least once, in order for each endpoint, signed anew on every attempt.
 
 Signatures follow Standard Webhooks: ``webhook-id`` (the event's id, stable over attempts), ``webhook-timestamp`` and
-``webhook-signature`` with one HMAC-SHA256 for each active secret.
+``webhook-signature`` with one HMAC-SHA256 for each active secret, over the bytes that are sent. The outbox keeps the
+event; its shape for an endpoint (``presets``) follows from that and the settings, so it is the same on every attempt
+until somebody changes them.
+
+Redirects are failures, and are not followed. An answer's body is not read, however long it is.
 """
 
 from __future__ import annotations
@@ -12,12 +16,15 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 import httpx
 from standardwebhooks import Webhook as Signer
 from standardwebhooks.webhooks import EmptyWebhookSecretError
 
-from driftwatch.errors import SettingsError
+from driftwatch.errors import DriftwatchError, SettingsError
+from driftwatch.retrain import presets
+from driftwatch.retrain.address import route
 from driftwatch.settings import Webhook, secret
 from driftwatch.store import outbox
 from driftwatch.store.connection import Store
@@ -57,13 +64,22 @@ def sign(signers: Sequence[Signer], event_id: str, body: bytes, at: datetime) ->
 
 
 class Courier:
-    """Sends what is due. One of it runs at a time."""
+    """Sends what is due. One of it runs at a time.
 
-    def __init__(self, store: Store, webhooks: Sequence[Webhook]) -> None:
+    Raises SettingsError for a secret or a template that cannot be used. Both are read anew for each attempt, so that a
+    rotated file needs no restart.
+    """
+
+    def __init__(self, store: Store, webhooks: Sequence[Webhook], hosts: Sequence[str] = ()) -> None:
         self._store = store
         self._webhooks: Mapping[str, Webhook] = {hook.name: hook for hook in webhooks}
-        self._signers = {hook.name: signers(hook) for hook in webhooks}
-        self._client = httpx.Client(timeout=TIMEOUT_S, follow_redirects=False, trust_env=False)
+        self._hosts = hosts
+        for hook in webhooks:
+            signers(hook)
+            presets.template(hook)
+        # No connection is kept: two names at one address must not share one, whose certificate is for the first.
+        once = httpx.Limits(max_keepalive_connections=0)
+        self._client = httpx.Client(timeout=TIMEOUT_S, limits=once, follow_redirects=False, trust_env=False)
         self._threads = ThreadPoolExecutor(thread_name_prefix="webhook")
 
     def close(self) -> None:
@@ -92,27 +108,44 @@ class Courier:
         webhook = self._webhooks.get(delivery.endpoint)
         if webhook is None:
             return "the endpoint is no longer configured", None
-        headers = sign(self._signers[webhook.name], delivery.event_id, delivery.body, datetime.now(UTC))
-        headers["content-type"] = "application/cloudevents+json; charset=utf-8"
-        attempt = self._threads.submit(self._post, webhook.url, delivery.body, headers)
+        attempt = self._threads.submit(self._post, webhook, delivery.event_id, delivery.body)
         try:
             return attempt.result(DEADLINE_S)
         except TimeoutError:  # it drips: the thread goes on to its own end, the others need not wait for it
             return f"no whole answer within {DEADLINE_S:.0f} s", None
 
-    def _post(self, url: str, body: bytes, headers: dict[str, str]) -> tuple[str | None, float | None]:
+    def _post(self, webhook: Webhook, event_id: str, event: bytes) -> tuple[str | None, float | None]:
         try:
-            with self._client.stream("POST", url, content=body, headers=headers) as response:
+            body, headers = presets.shaped(webhook, event)
+            headers |= sign(signers(webhook), event_id, body, datetime.now(UTC))
+            to = route(webhook.url, self._hosts)
+            named = {"sni_hostname": to.server_name}
+            request = self._client.build_request(
+                "POST", to.url, content=body, headers=headers | {"host": to.host}, extensions=named
+            )
+            response = self._client.send(request, stream=True)
+            try:
                 if response.is_success:
                     return None, None
                 return f"{response.status_code} {response.reason_phrase}".strip(), _retry_after(response)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            finally:
+                response.close()
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             return f"{type(error).__name__}: {error}", None
+        except DriftwatchError as error:
+            return str(error), None
 
 
 def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds that it asks for, as a number or a date (RFC 9110, section 10.2.3)."""
     value = response.headers.get("retry-after", "")
-    return min(float(value), LONGEST_RETRY_S) if value.isascii() and value.isdigit() else None
+    if value.isascii() and value.isdigit():
+        return min(float(value), LONGEST_RETRY_S)
+    try:
+        left = parsedate_to_datetime(value).timestamp() - time.time()
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return min(max(left, 0.0), LONGEST_RETRY_S)
 
 
 def _settle(delivery: Delivery, error: str | None, wait_s: float | None) -> int:

@@ -1,33 +1,53 @@
-"""Training data for a cell: the served tokens, as pre-tokenised JSONL that SpecForge reads.
+"""Training data: served tokens as SpecForge reads them, with a manifest of what they are and where they came from.
 
-One row a request, ``{"input_ids", "loss_mask"}``, the mask 1 on the target's output tokens alone (SpecForge 0.2.0,
-``data.prompts_path``).
+``train.jsonl`` and ``eval.jsonl`` hold pre-tokenised rows, ``{"input_ids", "loss_mask"}``, the mask 1 on the target's
+output tokens alone (SpecForge 0.2.0, ``data.prompts_path``). Where the messages of a request are known,
+``conversations.jsonl`` holds them too, ``{"id", "conversations": [{"role", "content"}]}`` (``data.train_data_path``),
+for answers to be generated anew.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import select
 
-from driftwatch.errors import StoreError
+from driftwatch.records import segment_labels
+from driftwatch.retrain.publish import LAST, publish, uri
+from driftwatch.retrain.redaction import Redactor, redactor
+from driftwatch.retrain.selection import Choice, Occasion, choose, for_evaluation
+from driftwatch.settings import TrainingData
+from driftwatch.store import training
 from driftwatch.store.connection import Store
-from driftwatch.store.samples import unpack_ids
-from driftwatch.store.schema import Cell, Payload, Replay, Sample
+from driftwatch.store.schema import Cell, Deployment, Replay
+from driftwatch.store.training import Served, Tokens
 
 TRAIN = "train.jsonl"
-MANIFEST = "manifest.json"
+EVAL = "eval.jsonl"
+CONVERSATIONS = "conversations.jsonl"
+MANIFEST = LAST
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """Whose requests: those that a deployment served, judged by a draft, on one occasion."""
+
+    deployment_id: int
+    draft: str
+    occasion: Occasion
 
 
 @dataclass(frozen=True)
 class Export:
-    """What was written, as it goes into the request to retrain."""
+    """What was written, as a request to retrain tells it; ``rows`` and ``sha256`` are those of ``train.jsonl``."""
 
     format: str
     uri: str
@@ -35,67 +55,188 @@ class Export:
     rows: int
     loss_tokens: int
     since: float
+    place: str
+    eval_uri: str
+    eval_sha256: str
+    eval_rows: int
+    conversations_uri: str | None
+    conversations: int
+    manifest_uri: str
+    max_length: int
+    pools: dict[str, int]
+    segments: dict[str, int]
+    left_out: dict[str, int]
+    redacted: bool
 
 
-def export(store: Store, cell_id: int, *, since: float, folder: Path) -> Export:
-    """Write the cell's served tokens from ``since`` on into ``folder``, whole or not at all.
-
-    A folder that is already there, from a run that died before it was recorded, is written anew. Raises StoreError if
-    the folder cannot be written.
-    """
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            done = _write(store, cell_id, since, folder, scratch)
-            shutil.rmtree(folder, ignore_errors=True)
-            scratch.rename(folder)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as error:
-        raise StoreError(f"`retrain.export_dir`: {folder}: {error.strerror or error}") from error
-    return done
+def source_of(cell: Cell, start: float, rules: TrainingData, *, earlier: bool = True) -> Source:
+    """The requests of a cell since a time, and what goes with them."""
+    tenant = segment_labels(cell.segment).get(rules.tenant_label)
+    split = cell.split if cell.channel == "shadow" else None
+    return Source(cell.deployment_id, cell.draft, Occasion(cell.segment, split, start, tenant, earlier))
 
 
-def _write(store: Store, cell_id: int, since: float, folder: Path, scratch: Path) -> Export:
-    digest = hashlib.sha256()
-    rows = loss_tokens = 0
-    with (scratch / TRAIN).open("wb") as file:
-        for prompt, output in _tokens(store, cell_id, since):
-            row = {"input_ids": prompt + output, "loss_mask": [0] * len(prompt) + [1] * len(output)}
-            line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
-            file.write(line)
-            digest.update(line)
-            rows += 1
-            loss_tokens += len(output)
-    uri = (folder / TRAIN).absolute().as_uri()
-    done = Export("pretokenised-jsonl", uri, digest.hexdigest(), rows, loss_tokens, since)
-    (scratch / MANIFEST).write_text(json.dumps(asdict(done), indent=2) + "\n")
-    return done
+@dataclass(frozen=True)
+class Chosen:
+    """Requests that were chosen for an export, without their tokens."""
+
+    source: Source
+    rows: Mapping[int, Served]
+    choice: Choice
+
+    @property
+    def of_the_event(self) -> int:
+        return self.choice.counts.get("event", 0)
 
 
-def _tokens(store: Store, cell_id: int, since: float) -> Iterator[tuple[list[int], list[int]]]:
+def choose_from(store: Store, source: Source, rules: TrainingData) -> Chosen:
+    """Choose among what is kept."""
     with store.read() as session:
-        cell = session.get_one(Cell, cell_id)
-        for payload in session.scalars(_payloads(cell, since)).yield_per(500):
-            yield unpack_ids(payload.prompt_ids or b""), unpack_ids(payload.output_ids or b"")
+        rows = training.served(session, source.deployment_id, source.draft)
+    choice = choose(rows, source.occasion, rules)
+    return Chosen(source, {row.sample_id: row for row in rows if row.sample_id in choice.pools}, choice)
 
 
-def _payloads(cell: Cell, since: float) -> Select[Payload]:
-    """Of the requests that the cell was made of: those replayed, or those whose figures came from the engine."""
-    served = (
-        select(Payload)
-        .join(Sample, Sample.id == Payload.sample_id)
-        .where(
-            Sample.deployment_id == cell.deployment_id,
-            Sample.segment == cell.segment,
-            Sample.served_at >= since,
-            Payload.prompt_ids.is_not(None),
-        )
-        .order_by(Sample.id)
+def export(
+    store: Store, chosen: Chosen, rules: TrainingData, *, place: str, beside: Mapping[str, str] | None = None
+) -> tuple[Export, list[int]]:
+    """Write training data to a place, a folder or an fsspec URL, whole or not at all; ``beside`` are further files.
+
+    Returned with the ids of the samples in ``train.jsonl``. A place that holds something, from a run that died before
+    it was recorded, is written anew. Raises StoreError if it cannot be written, SettingsError if there is no
+    such redactor.
+    """
+    redact = redactor(rules.redact)
+
+    def write(folder: Path) -> tuple[Export, list[int]]:
+        written = _Writer(redact, for_evaluation(rules.eval_share))
+        with store.read() as session:
+            written.write(folder, chosen.rows, training.tokens(session, list(chosen.rows)))
+        for name, text in (beside or {}).items():
+            (folder / name).write_text(text)
+        done = _export(written, chosen, place, redacted=rules.redact is not None)
+        (folder / MANIFEST).write_text(json.dumps(_manifest(store, chosen.source, written, done), indent=2) + "\n")
+        return done, written.trained
+
+    return publish(place, write)
+
+
+@dataclass
+class _File:
+    digest: Any = field(default_factory=hashlib.sha256)
+    rows: int = 0
+
+
+@dataclass
+class _Writer:
+    """Rows on their way into files, each content once."""
+
+    redact: Redactor
+    is_kept: Callable[[Served], bool]
+    files: dict[str, _File] = field(default_factory=lambda: {TRAIN: _File(), EVAL: _File(), CONVERSATIONS: _File()})
+    seen: set[bytes] = field(default_factory=set)
+    left_out: Counter[str] = field(default_factory=Counter)
+    segments: Counter[str] = field(default_factory=Counter)
+    loss_tokens: int = 0
+    longest: int = 0
+    served: list[float] = field(default_factory=list)
+    trained: list[int] = field(default_factory=list)
+
+    def write(self, folder: Path, chosen: Mapping[int, Served], tokens: Iterator[Tokens]) -> None:
+        handles = {name: (folder / name).open("wb") for name in self.files}
+        try:
+            for one in tokens:
+                for name, row in self._rows(chosen[one.sample_id], one):
+                    line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+                    handles[name].write(line)
+                    self.files[name].digest.update(line)
+                    self.files[name].rows += 1
+        finally:
+            for handle in handles.values():
+                handle.close()
+        if not self.files[CONVERSATIONS].rows:
+            (folder / CONVERSATIONS).unlink()
+
+    def _rows(self, request: Served, tokens: Tokens) -> Iterator[tuple[str, dict[str, Any]]]:
+        ids = tokens.prompt + tokens.output
+        content = hashlib.sha256(repr(ids).encode()).digest()
+        if content in self.seen:
+            self.left_out["duplicate"] += 1
+            return
+        self.seen.add(content)
+        about = {"id": request.request_id, "labels": request.labels}
+        mask = [0] * len(tokens.prompt) + [1] * len(tokens.output)
+        row = self.redact(about | {"input_ids": ids, "loss_mask": mask})
+        if row is None:
+            self.left_out["redacted"] += 1
+            return
+        name = EVAL if self.is_kept(request) else TRAIN
+        self.served.append(request.served_at)
+        if name == TRAIN:
+            self.trained.append(request.sample_id)
+            self.segments[request.segment] += 1
+            self.loss_tokens += sum(row["loss_mask"])
+            self.longest = max(self.longest, len(row["input_ids"]))
+        yield name, {key: row[key] for key in ("input_ids", "loss_mask")}
+        if name == TRAIN and (turns := _turns(tokens.text)) is not None:
+            spoken = self.redact(about | {"conversations": turns})
+            if spoken is not None:
+                yield CONVERSATIONS, {"id": request.request_id, "conversations": spoken["conversations"]}
+
+
+def _turns(text: dict[str, Any] | None) -> list[dict[str, Any]] | None:
+    """Messages and answer as SpecForge's conversations; None where they are not known, or hold more than text."""
+    if not text or not text.get("messages") or not isinstance(text.get("output"), str):
+        return None
+    turns = [{"role": one.get("role"), "content": one.get("content")} for one in text["messages"]]
+    if not all(isinstance(one["role"], str) and isinstance(one["content"], str) for one in turns):
+        return None
+    return [*turns, {"role": "assistant", "content": text["output"]}]
+
+
+def _export(written: _Writer, chosen: Chosen, place: str, *, redacted: bool) -> Export:
+    train, kept, spoken = (written.files[name] for name in (TRAIN, EVAL, CONVERSATIONS))
+    return Export(
+        format="pretokenised-jsonl",
+        uri=uri(place, TRAIN),
+        sha256=train.digest.hexdigest(),
+        rows=train.rows,
+        loss_tokens=written.loss_tokens,
+        since=chosen.source.occasion.start,
+        place=place,
+        eval_uri=uri(place, EVAL),
+        eval_sha256=kept.digest.hexdigest(),
+        eval_rows=kept.rows,
+        conversations_uri=uri(place, CONVERSATIONS) if spoken.rows else None,
+        conversations=spoken.rows,
+        manifest_uri=uri(place, MANIFEST),
+        max_length=written.longest,
+        pools=chosen.choice.counts,
+        segments=dict(written.segments),
+        left_out=dict(chosen.choice.left_out) | dict(written.left_out),
+        redacted=redacted,
     )
-    if cell.channel == "live":
-        return served.where(Sample.live_folded_at.is_not(None))
-    return served.join(Replay, Replay.sample_id == Sample.id).where(
-        Replay.draft == cell.draft, Replay.split == cell.split
-    )
+
+
+def _manifest(store: Store, source: Source, written: _Writer, done: Export) -> dict[str, Any]:
+    with store.read() as session:
+        deployment = session.get_one(Deployment, source.deployment_id)
+        fingerprint = session.scalars(
+            select(Replay.fingerprint).where(Replay.draft == source.draft).order_by(Replay.id.desc()).limit(1)
+        ).first()
+    first, last = (min(written.served), max(written.served)) if written.served else (None, None)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "data": asdict(done),
+        "model": deployment.model,
+        "deployment": deployment.facts,
+        "draft": {"name": source.draft, "sha256": fingerprint},
+        "segment": source.occasion.segment,
+        "labels": segment_labels(source.occasion.segment or "all"),
+        "split": source.occasion.split,
+        "served": {"first": _time(first), "last": _time(last)},
+    }
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -1,75 +1,172 @@
-"""When drift becomes a request to retrain: once for an event, and not again for the cell while its cooldown runs."""
+"""When drift becomes a request to retrain. Every decision is stored with its reasons, the noes too."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, time
+from fnmatch import fnmatchcase
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from driftwatch.retrain.announce import RETRAIN_REQUESTED, announce
-from driftwatch.retrain.export import export
-from driftwatch.settings import Settings
-from driftwatch.store.connection import Store
-from driftwatch.store.schema import Event, Retrain
+from driftwatch.retrain.progress import advance
+from driftwatch.retrain.states import OPEN, State
+from driftwatch.settings import Answer, Policy
+from driftwatch.store import retrains
+from driftwatch.store.schema import Deployment, Event, Retrain
+
+ADVICE: Mapping[str, str] = {
+    "draft": "roll the draft back, or give it the target that it was trained for",
+    "engine": "mend the engine's configuration: the draft is as good as it was",
+    "load": "lower gamma, or switch speculation off at this load",
+    "target": "roll the target back, or distil the draft anew on its answers",
+}
+"""What to do about causes that training does not help against (drift/attribution has the table)."""
 
 
-def propose(session: Session, event: Event, *, cooldown_s: float, instead: str | None = None) -> Retrain:
-    """Decide, in the event's own transaction; the decision is stored with its reason either way.
+@dataclass(frozen=True)
+class Question:
+    """What is known when an alarm asks for training; None is unknown."""
 
-    ``instead`` is a reason not to ask, whatever else holds.
+    segment: str
+    split: str
+    cause: str
+    action: str | None
+    fall: float | None
+    """Baseline less current of the watched figure."""
+    value_per_day: float | None
+    instead: str | None
+    """A reason from outside not to ask."""
+    cooling: str | None
+    """The earlier retrain of this cell whose cooldown runs."""
+    open: str | None
+    """The retrain of this draft that is not over."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``answer`` is what the cause asks for; with any reason against it nothing is asked."""
+
+    answer: Answer
+    reasons: tuple[str, ...]
+
+    @property
+    def ask(self) -> bool:
+        return not self.reasons
+
+
+def decide(question: Question, policy: Policy) -> Decision:
+    """The whole policy but for what a request can wait for (see :func:`waits`)."""
+    answer = _answer(question, policy)
+    reasons: list[str] = [] if question.instead is None else [question.instead]
+    if answer == "none":
+        advice = ADVICE.get(question.cause, f"do what the event recommends: {question.action or 'look at it'}")
+        reasons.append(f"no training against the cause {question.cause}: {advice}")
+    if question.split not in policy.splits:
+        reasons.append(f"the split {question.split} is not in retrain.policy.splits")
+    if not any(fnmatchcase(question.segment, pattern) for pattern in policy.segments):
+        reasons.append(f"the segment {question.segment} is not in retrain.policy.segments")
+    if policy.min_fall > 0 and (question.fall is None or question.fall < policy.min_fall):
+        fall = "unknown" if question.fall is None else f"{question.fall:.3f}"
+        reasons.append(f"the fall is {fall}, retrain.policy.min_fall {policy.min_fall}")
+    if policy.min_value_per_day is not None and (
+        question.value_per_day is None or question.value_per_day < policy.min_value_per_day
+    ):
+        value = "unknown" if question.value_per_day is None else f"{question.value_per_day:.2f}"
+        reasons.append(f"the expected gain a day is {value}, min_value_per_day {policy.min_value_per_day}")
+    if question.cooling is not None:
+        reasons.append(f"cooldown since {question.cooling}")
+    if question.open is not None:
+        reasons.append(f"{question.open} of the same draft is open")
+    if policy.dry_run and not reasons:
+        reasons.append(f"dry run: would have asked to {answer}")
+    return Decision(answer, tuple(reasons))
+
+
+def _answer(question: Question, policy: Policy) -> Answer:
+    if question.cause in policy.causes:
+        return policy.causes[question.cause]
+    if question.cause == "unknown" and question.action in (None, "retrain"):
+        return "retrain"
+    return "none"
+
+
+def waits(policy: Policy, samples: int, now: float) -> str | None:
+    """What a decided request still waits for."""
+    if samples < policy.min_samples:
+        return f"waits for samples: {samples} of {policy.min_samples}"
+    if policy.quiet_hours is not None and _within(policy.quiet_hours, now):
+        return f"waits for the end of the quiet hours {policy.quiet_hours} UTC"
+    return None
+
+
+def _within(hours: str, now: float) -> bool:
+    start, end = (time.fromisoformat(part) for part in hours.split("-"))
+    at = datetime.fromtimestamp(now, UTC).time()
+    return start <= at < end if start <= end else at >= start or at < end
+
+
+def propose(
+    session: Session,
+    event: Event,
+    *,
+    cooldown_s: float,
+    instead: str | None = None,
+    policy: Policy | None = None,
+    now: float | None = None,
+) -> Retrain:
+    """Decide, in the event's own transaction; the decision is stored with its reasons either way.
+
+    Asked once more about an event, whose cause is another by now, it changes what was decided as long as nobody was
+    told. ``instead`` is a reason not to ask, whatever else holds.
     """
-    assert event.cell_id is not None
-    recent = select(Retrain).where(
-        Retrain.cell_id == event.cell_id,
-        Retrain.state != "suppressed",
-        Retrain.created_at > event.opened_at - cooldown_s,
+    deployment = session.get(Deployment, event.deployment_id) if event.deployment_id is not None else None
+    model = deployment.model if deployment else ""
+    cooling = retrains.asked_since(session, event.opened_at - cooldown_s, model, event, "suppressed")
+    still_open = retrains.open_of(session, model, event, OPEN)
+    question = Question(
+        segment=event.segment,
+        split=event.split,
+        cause=str(event.details.get("cause") or event.cause),
+        action=event.details.get("action"),
+        fall=_fall(event.details),
+        value_per_day=event.details.get("value_per_day"),
+        instead=instead,
+        cooling=cooling.id if cooling else None,
+        open=still_open.id if still_open else None,
     )
-    earlier = session.scalars(recent.order_by(Retrain.created_at.desc())).first()
-    reason = instead if instead or earlier is None else f"cooldown since {earlier.id}"
-    retrain = Retrain(
-        id=f"retrain-{event.id}",
-        event_id=event.id,
-        cell_id=event.cell_id,
-        state="proposed" if reason is None else "suppressed",
-        reason=reason,
-        created_at=event.opened_at,
-        updated_at=event.opened_at,
-    )
-    session.add(retrain)
+    decision = decide(question, policy or Policy())
+    state: State = "proposed" if decision.ask else "suppressed"
+    reason = "; ".join(decision.reasons) or None
+    asked = {"answer": decision.answer, "reasons": list(decision.reasons), "asked": asdict(question)}
+    retrain = session.scalars(select(Retrain).where(Retrain.event_id == event.id).with_for_update()).first()
+    if retrain is None:
+        retrain = Retrain(
+            id=f"retrain-{event.id}",
+            event_id=event.id,
+            cell_id=event.cell_id,
+            model=model,
+            draft=event.draft,
+            state=state,
+            reason=reason,
+            decision=asked,
+            created_at=event.opened_at,
+            updated_at=event.opened_at,
+        )
+        retrains.add(session, retrain)
+    elif retrain.state in ("suppressed", "proposed"):
+        retrain.decision = asked
+        if retrain.state != state:
+            advance(session, retrain, state, now or event.opened_at, reason)
     return retrain
 
 
-def request(store: Store, settings: Settings, now: float) -> int:
-    """Export the data of every proposed retrain and announce it; the number announced."""
-    with store.read() as session:
-        proposed: Sequence[tuple[Retrain, Event]] = [
-            (row.Retrain, row.Event)
-            for row in session.execute(
-                select(Retrain, Event).join(Event, Event.id == Retrain.event_id).where(Retrain.state == "proposed")
-            )
-        ]
-    for retrain, event in proposed:
-        since = event.details.get("start_served_at") or event.opened_at
-        done = export(store, retrain.cell_id, since=since, folder=settings.retrain.export_dir / retrain.id)
-        with store.write() as session:
-            stored = session.get_one(Retrain, retrain.id)
-            stored.state, stored.updated_at, stored.data = "requested", now, asdict(done)
-            data = body(event, retrain, asdict(done))
-            announce(
-                session,
-                settings.webhooks,
-                id=retrain.id,
-                type=RETRAIN_REQUESTED,
-                subject=event.segment,
-                at=now,
-                data=data,
-            )
-    return len(proposed)
+def _fall(details: Mapping[str, Any]) -> float | None:
+    before, now = (_value(details.get(key)) for key in ("baseline", "current"))
+    return None if before is None or now is None else before - now
 
 
-def body(event: Event, retrain: Retrain, data: dict[str, Any]) -> dict[str, Any]:
-    """What a pipeline is told: the evidence and where the training data lies."""
-    return {"retrain_id": retrain.id, "event_id": event.id, "reason": event.details, "data": data}
+def _value(figure: Any) -> float | None:
+    return figure.get("value") if isinstance(figure, dict) else None

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import sqlalchemy as sa
+from fastapi.testclient import TestClient
 from standardwebhooks import Webhook as Verifier
 
+from driftwatch.control.app import create_app
 from driftwatch.errors import SettingsError
 from driftwatch.retrain.announce import announce
 from driftwatch.retrain.delivery import ATTEMPTS, Courier
-from driftwatch.settings import Webhook
+from driftwatch.settings import Settings, Webhook
 from driftwatch.store.connection import Store
 from driftwatch.store.schema import Delivery
 
@@ -70,14 +79,14 @@ def receiving(*answers: tuple[int, dict[str, str]]) -> Iterator[Receiver]:
         thread.join()
 
 
-def hook(url: str, *secrets: str, name: str = "a", events: tuple[str, ...] = ("*",)) -> Webhook:
-    return Webhook(name=name, url=url, secrets=list(secrets), events=list(events))
+def hook(url: str, *secrets: str, name: str = "a", events: tuple[str, ...] = ("*",), **more: Any) -> Webhook:
+    return Webhook(name=name, url=url, secrets=list(secrets), events=list(events), **more)
 
 
 def queue(store: Store, hooks: list[Webhook], *names: str, type: str = "driftwatch.drift.opened") -> None:
     with store.write() as session:
         for name in names:
-            announce(session, hooks, id=name, type=type, subject="tenant=a", at=time.time(), data={"number": 1})
+            announce(session, hooks, id=name, type=type, subject="tenant=a", at=time.time(), data={"event_id": "1"})
 
 
 def deliveries(store: Store) -> list[Delivery]:
@@ -104,7 +113,7 @@ def test_a_delivery_is_a_signed_cloudevent(store: Store) -> None:
     ((headers, body),) = receiver.requests
     event = json.loads(body)
     assert (event["specversion"], event["id"], event["type"]) == ("1.0", "e1", "driftwatch.drift.opened")
-    assert (event["subject"], event["data"]) == ("tenant=a", {"number": 1})
+    assert (event["subject"], event["data"]) == ("tenant=a", {"event_id": "1"})
     assert headers["content-type"].startswith("application/cloudevents+json")
     for secret in (SECRET, OLD_SECRET):
         assert Verifier(secret).verify(body, headers) == event
@@ -238,3 +247,189 @@ def test_a_crash_between_answer_and_record_sends_the_same_id_again(
 def test_a_secret_that_is_none_is_a_settings_error() -> None:
     with pytest.raises(SettingsError, match="`webhooks\\[\\].secrets` of 'a'"):
         Courier(None, [hook("http://x", "whsec_")])  # type: ignore[arg-type]
+
+
+def test_a_date_in_retry_after_is_honoured(store: Store) -> None:
+    at = format_datetime(datetime.now(UTC) + timedelta(seconds=1000), usegmt=True)
+    with receiving((503, {"retry-after": at})) as receiver, courier(store, hook(receiver.url)) as sender:
+        queue(store, [hook(receiver.url)], "e1")
+        sender.run()
+    assert 700 < deliveries(store)[0].due_at - time.time() < 1300
+
+
+def test_a_redirect_is_a_failure_and_not_followed(store: Store) -> None:
+    with receiving() as other:
+        answer = (307, {"location": other.url})
+        with receiving(answer) as receiver, courier(store, hook(receiver.url)) as sender:
+            queue(store, [hook(receiver.url)], "e1")
+            assert sender.run() == 0
+    assert other.requests == []
+    (row,) = deliveries(store)
+    assert (row.state, row.error) == ("pending", "307 Temporary Redirect")
+
+
+def test_an_endless_answer_is_not_read(store: Store) -> None:
+    """It says 10 GB, and sends as long as somebody reads."""
+    sent: list[int] = []
+
+    def flood(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 10000000000\r\n\r\n")
+            with contextlib.suppress(OSError):
+                while sum(sent) < 200_000_000:
+                    sent.append(connection.send(b"x" * 65536))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=flood, args=(listener,))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        with courier(store, hook(url)) as sender:
+            queue(store, [hook(url)], "e1")
+            assert sender.run() == 1
+            thread.join(timeout=10)
+        assert not thread.is_alive()
+    assert sum(sent) < 20_000_000
+
+
+def test_a_certificate_that_is_not_trusted_gets_nothing(store: Store, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with receiving() as receiver:
+        receiver.server.socket = context.wrap_socket(receiver.server.socket, server_side=True)
+        url = receiver.url.replace("http://127.0.0.1", "https://localhost")
+        with courier(store, hook(url)) as sender:
+            queue(store, [hook(url)], "e1")
+            assert sender.run() == 0
+        assert receiver.requests == []
+        (row,) = deliveries(store)
+        assert row.state == "pending"
+        assert "CERTIFICATE_VERIFY_FAILED" in (row.error or "")
+        # Once it is trusted the same event arrives: the name is verified though the address was resolved beforehand.
+        make_due(store)
+        sender = Courier(store, [hook(url)])
+        sender._client = httpx.Client(verify=ssl.create_default_context(cafile=str(certificate)))
+        assert sender.run() == 1
+        sender.close()
+    assert receiver.requests[0][0]["host"] == url.removeprefix("https://").removesuffix("/hook")
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "error"),
+    [
+        ("http://169.254.169.254/latest", (), "a link-local, metadata or multicast address: never sent to"),
+        ("http://[fe80::1]/", (), "never sent to"),
+        ("http://[::ffff:169.254.1.1]/", (), "never sent to"),
+        ("http://0.0.0.0:1/", (), "never sent to"),
+        ("http://127.0.0.1:1/", ("*.example.com",), "the host 127.0.0.1 is not in delivery.hosts"),
+        ("http://no-such-host.invalid/", (), "gaierror"),
+    ],
+)
+def test_an_address_that_nothing_may_go_to(store: Store, url: str, hosts: tuple[str, ...], error: str) -> None:
+    sender = Courier(store, [hook(url)], hosts)
+    queue(store, [hook(url)], "e1")
+    assert sender.run() == 0
+    sender.close()
+    assert error in (deliveries(store)[0].error or "")
+
+
+def test_an_allowed_host_is_sent_to(store: Store) -> None:
+    with receiving() as receiver:
+        sender = Courier(store, [hook(receiver.url)], ["127.0.*"])
+        queue(store, [hook(receiver.url)], "e1")
+        assert sender.run() == 1
+        sender.close()
+
+
+def test_a_dead_delivery_is_sent_again_under_its_own_id(store: Store) -> None:
+    with receiving((410, {}), (410, {})) as receiver:
+        hooks = [hook(receiver.url, name="a"), hook(receiver.url, name="b")]
+        settings = Settings(webhooks=hooks, control={"tick_s": 3600})
+        with courier(store, *hooks) as sender, TestClient(create_app(store, settings)) as client:
+            queue(store, hooks, "e1")
+            assert client.post("/v1/deliveries/e1/redrive").status_code == 409
+            sender.run()
+            assert [row.state for row in deliveries(store)] == ["dead", "dead"]
+            assert client.post("/v1/deliveries/none/redrive").status_code == 404
+            answer = client.post("/v1/deliveries/e1/redrive?endpoint=a")
+            assert (answer.status_code, answer.json()) == (200, {"id": "e1", "endpoints": ["a"]})
+            assert sender.run() == 1
+    assert [headers["webhook-id"] for headers, _ in receiver.requests] == ["e1"] * 3
+    assert {row.endpoint: row.state for row in deliveries(store)} == {"a": "delivered", "b": "dead"}
+
+
+def test_a_rotated_secret_signs_without_a_restart(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "secrets"
+    file.write_text(OLD_SECRET)
+    with receiving() as receiver:
+        one = hook(receiver.url, secrets_file=file)
+        with courier(store, one) as sender:
+            for name, active in (("e1", [OLD_SECRET]), ("e2", [OLD_SECRET, SECRET]), ("e3", [SECRET])):
+                file.write_text("\n".join(active))
+                queue(store, [one], name)
+                assert sender.run() == 1
+                headers, body = receiver.requests[-1]
+                assert len(headers["webhook-signature"].split(" ")) == len(active)
+                for secret in active:
+                    Verifier(secret).verify(body, headers)
+            file.unlink()
+            queue(store, [one], "e4")
+            assert sender.run() == 0
+    assert "secrets_file" in (deliveries(store)[-1].error or "")
+
+
+def test_github_gets_a_repository_dispatch(store: Store) -> None:
+    """As documented for `POST /repos/{owner}/{repo}/dispatches`, API version 2022-11-28."""
+    with receiving() as receiver:
+        one = hook(receiver.url, SECRET, preset="github", token="ghp_x")
+        with courier(store, one) as sender:
+            queue(store, [one], "e1")
+            assert sender.run() == 1
+    ((headers, body),) = receiver.requests
+    sent = json.loads(body)
+    assert set(sent) == {"event_type", "client_payload"}
+    assert sent["event_type"] == "driftwatch.drift.opened"
+    assert len(sent["client_payload"]) <= 10
+    assert sent["client_payload"]["event"]["id"] == "e1"
+    assert headers["accept"] == "application/vnd.github+json"
+    assert headers["x-github-api-version"] == "2022-11-28"
+    assert headers["authorization"] == "Bearer ghp_x"
+    assert headers["content-type"] == "application/json"
+    assert Verifier(SECRET).verify(body, headers) == sent  # over the bytes that were sent
+
+
+def test_argo_gets_json_with_the_attributes_in_headers(store: Store) -> None:
+    with receiving() as receiver:
+        one = hook(receiver.url, preset="argo", token="t", headers={"X-Own": "1"})
+        with courier(store, one) as sender:
+            queue(store, [one], "e1")
+            assert sender.run() == 1
+    ((headers, body),) = receiver.requests
+    assert json.loads(body)["data"] == {"event_id": "1"}
+    assert headers["content-type"] == "application/json"
+    assert (headers["ce-id"], headers["ce-type"]) == ("e1", "driftwatch.drift.opened")
+    assert (headers["authorization"], headers["x-own"]) == ("Bearer t", "1")
+
+
+def test_a_template_gives_the_body(store: Store, tmp_path: Path) -> None:
+    """The shape of a Kubeflow pipeline run, for one."""
+    file = tmp_path / "body.json"
+    file.write_text(
+        json.dumps({"display_name": "run of ${data.event_id}", "runtime_config": {"parameters": {"event": "${data}"}}})
+    )
+    with receiving() as receiver:
+        one = hook(receiver.url, template=file)
+        with courier(store, one) as sender:
+            queue(store, [one], "e1")
+            assert sender.run() == 1
+    assert json.loads(receiver.requests[0][1]) == {
+        "display_name": "run of 1",
+        "runtime_config": {"parameters": {"event": {"event_id": "1"}}},
+    }
+    file.write_text("{")
+    with pytest.raises(SettingsError, match="`webhooks\\[\\].template` of 'a'"):
+        Courier(store, [one])

@@ -1,0 +1,41 @@
+"""Which target and draft: from folders that are here, and from what a deployment is known for where they are not."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from driftwatch.retrain import identity
+
+MODELS = Path(__file__).parents[2] / "data" / "models"
+
+
+def test_a_folder_says_what_it_is() -> None:
+    found = identity.draft(str(MODELS / "eagle3"), {}, "abc")
+    config = (MODELS / "eagle3" / "config.json").read_bytes()
+    assert found["config_sha256"] == hashlib.sha256(config).hexdigest()
+    assert (found["strategy"], found["sha256"]) == ("eagle3", "abc")
+    target = identity.target(str(MODELS / "target"), {"target_revision": "v2", "dtype": "bfloat16"})
+    assert (target["revision"], target["dtype"], target["vocab_size"]) == ("v2", "bfloat16", 2048)
+    assert target["tokenizer_sha256"] is not None
+
+
+@pytest.mark.parametrize("path", [None, "/not/here"])
+def test_what_is_not_here_is_unknown(path: str | None) -> None:
+    found = identity.target(path, {"target": "org/model"})
+    assert (found["model"], found["config_sha256"], found["vocab_size"]) == ("org/model", None, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "strategy"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3"),
+        ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}, "eagle3"),
+        ({"architectures": ["LlamaForCausalLM"]}, None),
+        ({}, None),
+    ],
+)
+def test_what_specforge_trains_is_named(config: dict[str, object], strategy: str | None) -> None:
+    assert identity.strategy(config) == strategy
