@@ -14,7 +14,21 @@ import uvicorn
 from fastapi import Depends, FastAPI, Request
 
 import driftwatch
-from driftwatch.control import api, health, intake, metrics, problems
+from driftwatch.control import (
+    api,
+    canary,
+    candidates,
+    costs,
+    health,
+    intake,
+    metrics,
+    problems,
+    retrains,
+    sampling,
+    sketches,
+)
+from driftwatch.control.leader import Leader
+from driftwatch.control.page import routes as page
 from driftwatch.control.problems import Problem
 from driftwatch.control.schedule import scheduler
 from driftwatch.errors import DriftwatchError
@@ -23,18 +37,24 @@ from driftwatch.settings import Settings, host_port, secret
 from driftwatch.store.connection import Store
 
 
-def create_app(store: Store, settings: Settings) -> FastAPI:
-    """The whole of control: routes, and the schedules while the application runs."""
+def create_app(store: Store, settings: Settings, leader: Leader | None = None) -> FastAPI:
+    """The whole of control: routes, and while the application runs the schedules, if it leads."""
+
+    leader = leader or Leader(store)
+    prompts = canary.read(settings.canary.prompts)
+    costs.check(settings)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        courier = Courier(store, settings.webhooks)
-        jobs = scheduler(store, settings, courier)
+        courier = Courier(leader.store, settings.webhooks, settings.delivery.hosts)
+        jobs = scheduler(leader, settings, courier, prompts)
+        leader.start()
         jobs.start()
         try:
             yield
         finally:
             jobs.shutdown(wait=True)
+            leader.stop()
             courier.close()
 
     app = FastAPI(
@@ -46,10 +66,17 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     problems.install(app)
-    app.include_router(health.router(store, metrics.registry(store)))
-    guard = [Depends(_bearer(secret(settings.control.token, settings.control.token_file, "control.token_file")))]
+    app.include_router(health.router(store, metrics.registry(store, settings, leader)))
+    token = secret(settings.control.token, settings.control.token_file, "control.token_file")
+    bearer = _bearer(token)
+    guard = [Depends(bearer)]
     app.include_router(intake.router(store, settings), dependencies=guard)
     app.include_router(api.router(store, settings), dependencies=guard)
+    app.include_router(retrains.router(store, settings, bearer))
+    app.include_router(candidates.router(store), dependencies=guard)
+    app.include_router(sampling.router(store, settings), dependencies=guard)
+    app.include_router(sketches.router(store), dependencies=guard)
+    app.include_router(page.router(store, settings, token, leader))
 
     @app.get("/openapi.json", dependencies=guard, include_in_schema=False)
     def openapi() -> dict[str, Any]:
@@ -58,11 +85,11 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     return app
 
 
-def metrics_app(store: Store) -> FastAPI:
+def metrics_app(store: Store, settings: Settings, leader: Leader) -> FastAPI:
     """Health and metrics alone, for a listener that others may reach."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     problems.install(app)
-    app.include_router(health.router(store, metrics.registry(store)))
+    app.include_router(health.router(store, metrics.registry(store, settings, leader)))
     return app
 
 
@@ -83,9 +110,10 @@ def _bearer(token: str | None) -> Any:
 
 def run(store: Store, settings: Settings) -> None:
     """Serve until a signal ends it. Raises DriftwatchError if a port cannot be bound."""
-    apps = [(create_app(store, settings), settings.control.listen)]
+    leader = Leader(store)
+    apps = [(create_app(store, settings, leader), settings.control.listen)]
     if settings.control.metrics_listen is not None:
-        apps.append((metrics_app(store), settings.control.metrics_listen))
+        apps.append((metrics_app(store, settings, leader), settings.control.metrics_listen))
     listeners = [(app, bind(listen, "control")) for app, listen in apps]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it is done: that is all we need

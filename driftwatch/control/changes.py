@@ -10,12 +10,12 @@ from sqlalchemy.orm import Session
 
 from driftwatch.retrain.announce import DEPLOYMENT_CHANGED, announce
 from driftwatch.settings import Settings
-from driftwatch.store.deployments import Change
+from driftwatch.store.deployments import CHANGED, Change
 from driftwatch.store.schema import Deployment, Event
 
 log = logging.getLogger(__name__)
 
-KIND = "deployment_changed"
+KIND = CHANGED
 EVERYWHERE = "all"
 """Segment of an event that is about no particular one."""
 

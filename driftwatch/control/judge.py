@@ -14,17 +14,22 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from driftwatch.acceptance import tally
-from driftwatch.control.cells import CellUpdate
-from driftwatch.control.terms import Key, Seen
+from driftwatch.control import causes, observed
+from driftwatch.control.cells import CellUpdate, model_of
+from driftwatch.control.conditions import Served
+from driftwatch.control.monitors import MonitorKey, MonitorUpdate
+from driftwatch.control.observed import Observed
+from driftwatch.control.terms import Key, Seen, kinds_of
 from driftwatch.drift.live import METRICS, LiveCounts, Metric, Refused, counts
 from driftwatch.drift.sums import Sums
+from driftwatch.drift.watch import KINDS
 from driftwatch.settings import Model, Settings
 from driftwatch.store import live, replays
 from driftwatch.store.connection import Store
 from driftwatch.store.live import Reported
 from driftwatch.store.replays import Judged
 from driftwatch.store.samples import count_outcome
-from driftwatch.store.schema import Cell
+from driftwatch.store.schema import Cell, Monitor
 
 BATCH = 500
 REFUSED = "live_refused"
@@ -41,9 +46,18 @@ def _fold_replays(store: Store, settings: Settings, now: float) -> int:
     while True:
         with store.write() as session:
             judged = replays.unfolded(session, BATCH)
+            beside: dict[MonitorKey, list[Observed]] = {}
             for key, group in groupby(sorted(judged, key=_key), key=_key):
                 update = CellUpdate.load(session, settings, key, now)
-                update.take([_replayed(update, one) for one in group])
+                kinds = kinds_of(settings, update.model, key.draft)
+                pairs = [(one, _replayed(update, one)) for one in group]
+                update.take([seen for _, seen in pairs])
+                also = beside.setdefault(_monitored(key), [])
+                also += [observed.of_replay(one, seen, update.model, kinds) for one, seen in pairs]
+            for monitored, requests in sorted(beside.items()):
+                _watch(session, settings, monitored, requests, "shadow", now)
+            if judged:
+                causes.review(session, settings, now)
             replays.mark_folded(session, [one.replay_id for one in judged], now)
         total += len(judged)
         if len(judged) < BATCH:
@@ -58,6 +72,8 @@ def _fold_live(store: Store, settings: Settings, now: float) -> int:
             keyed = sorted(((_live_key(settings, one), one) for one in reported), key=lambda pair: pair[0])
             for key, group in groupby(keyed, key=lambda pair: pair[0]):
                 _take_live(session, settings, key, [one for _, one in group], now)
+            if reported:
+                causes.review(session, settings, now)
             live.mark_folded(session, [one.sample_id for one in reported], now)
         total += len(reported)
         if len(reported) < BATCH:
@@ -82,9 +98,24 @@ def _take_live(session: Session, settings: Settings, key: Key, group: list[Repor
         telling = [(one, found) for one, found in usable if found.gives(update.metric)]
         refused["says_less"] += len(usable) - len(telling)
         gamma = update.reach(max((found.gamma for _, found in telling), default=1))
-        update.take([_reported(update.metric, gamma, one, found) for one, found in telling])
+        pairs = [(_reported(update.metric, gamma, one, found), found) for one, found in telling]
+        update.take([seen for seen, _ in pairs])
+        if not _is_replayed(update.model):
+            kinds = kinds_of(settings, update.model, key.draft)
+            requests = [observed.of_engine(seen, found, update.model, kinds) for seen, found in pairs]
+            _watch(session, settings, _monitored(key), requests, "live", now)
     for reason, count in sorted((+refused).items()):
         count_outcome(session, key.segment, REFUSED, reason, by=count)
+
+
+def _watch(
+    session: Session, settings: Settings, key: MonitorKey, requests: list[Observed], channel: str, now: float
+) -> None:
+    """Let the tests beside the hit rate's see requests of one draft and segment, those that they say something to."""
+    requests.sort(key=lambda one: one.index)
+    for kind in KINDS:
+        if any(kind in one.counts or (kind == "surprise" and one.surprise is not None) for one in requests):
+            MonitorUpdate.load(session, settings, key, kind, channel, now).take(requests)
 
 
 def expire(store: Store, settings: Settings, now: float) -> None:
@@ -93,10 +124,29 @@ def expire(store: Store, settings: Settings, now: float) -> None:
         for cell in session.scalars(select(Cell).with_for_update()).all():
             if cell.state["units"]["open"]:
                 CellUpdate.of(session, settings, cell, now).close_sessions()
+        for row in session.scalars(select(Monitor).with_for_update()).all():
+            if not _is_asked_for(session, settings, row):
+                MonitorUpdate.retire(session, settings, row, now)
+            elif row.state["units"]["open"]:
+                MonitorUpdate.of(session, settings, row, now).close_sessions()
+        causes.review(session, settings, now)
 
 
 def _key(one: Judged) -> Key:
     return Key(one.deployment_id, one.draft, one.segment, one.split, "shadow", one.fingerprint)
+
+
+def _monitored(key: Key) -> MonitorKey:
+    return MonitorKey(key.deployment_id, key.draft, key.fingerprint, key.segment)
+
+
+def _is_asked_for(session: Session, settings: Settings, row: Monitor) -> bool:
+    return row.kind in kinds_of(settings, model_of(session, settings, row.deployment_id), row.draft)
+
+
+def _is_replayed(model: Model) -> bool:
+    """Whether the incumbent is: then the tests take a replay's counts, which are exact, and not the engine's."""
+    return bool(model.drafts) and model.drafts[0].path is not None
 
 
 def _live_key(settings: Settings, one: Reported) -> Key:
@@ -107,10 +157,12 @@ def _live_key(settings: Settings, one: Reported) -> Key:
 
 def _reported(metric: Metric, gamma: int, one: Reported, found: LiveCounts) -> Seen:
     sums = Sums.request(found.tally(gamma, metric), one.weight)
-    return Seen(one.sample_id, one.served_at, one.session, sums, *found.trials(metric, gamma))
+    served = Served.of(one.engine, one.timing, one.total_tokens, found.tokens)
+    return Seen(one.sample_id, one.served_at, one.session, sums, *found.trials(metric, gamma), served)
 
 
 def _replayed(update: CellUpdate, one: Judged) -> Seen:
+    update.fit(one.weights)
     gammas = update.sums.gammas
     # Proposal lengths that the replayed depths allow.
     depths = gammas if one.weights.depth_free else min(gammas, one.weights.values.shape[1])
@@ -118,4 +170,5 @@ def _replayed(update: CellUpdate, one: Judged) -> Seen:
     i = update.cell.gamma - 1
     sums = Sums.request(found, one.weight).widened(gammas)
     accepted, tested = float(found.accepted[i]), float(found.tested[i])
-    return Seen(one.replay_id, one.served_at, one.session, sums, accepted, tested)
+    served = Served.of(one.engine, one.timing, one.total_tokens, found.tokens)
+    return Seen(one.replay_id, one.served_at, one.session, sums, accepted, tested, served)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from driftwatch.control import conditions, tails
+from driftwatch.control.conditions import Conditions
 from driftwatch.control.terms import figure, fitted
 from driftwatch.drift.cell import CellState
 from driftwatch.drift.interval import Estimate
 from driftwatch.drift.live import METRICS, Metric
+from driftwatch.drift.quantiles import Quantiles
 from driftwatch.drift.sums import Figure, Sums
 from driftwatch.records import segment_labels
 from driftwatch.store.schema import Cell, CellHour, Deployment, Event
 
 RECENT_HOURS = 24
+QUANTILES = (0.5, 0.95, 0.99)
 FIGURES: tuple[Figure, ...] = ("hit_rate", "acceptance_rate", "acceptance_length", "steps_per_token")
 
 
@@ -31,6 +35,10 @@ class CellReport:
     state: CellState
     sums: Sums
     recent: Sums
+    tail: Quantiles
+    """Steps per token of the last 24 hours."""
+    conditions: Conditions
+    """What those requests were served under."""
     open_event: Event | None
 
     @property
@@ -72,7 +80,9 @@ class CellReport:
             "tokens": self.sums.tokens,
             "counts": self.counts(),
             "recent": {"hours": RECENT_HOURS} | {name: figure(self.estimate(name)) for name in FIGURES},
+            "tail": {f"{q:g}": asdict(self.tail.quantile(q)) for q in QUANTILES},
             "baseline": {self.metric: figure(baseline.estimate), "missing": baseline.progress.missing},
+            "floor": None if self.state.detector is None else self.state.detector.floor,
             "drift_evidence_ratio": self.state.evidence_ratio,
             "drift_event": self.open_event.id if self.open_event else None,
             "updated_at": rfc3339(self.cell.updated_at),
@@ -89,12 +99,17 @@ def cells(session: Session, now: float, segment: str | None = None) -> Iterator[
     for row in session.execute(query.order_by(*order)).all():
         sums = Sums.from_json(row.Cell.sums)
         recent = Sums.zero(sums.gammas)
+        tail = tails.empty(row.Cell.gamma)
+        under = Conditions()
         hours = select(CellHour.sums).where(CellHour.cell_id == row.Cell.id, CellHour.hour >= since)
         for hour in session.scalars(hours):
             recent += fitted(Sums.from_json(hour), sums.gammas, row.Cell.channel)
-        still_open = select(Event).where(Event.cell_id == row.Cell.id, Event.closed_at.is_(None))
+            tail += tails.read(hour, row.Cell.gamma)
+            under += conditions.read(hour)
+        mine = (Event.cell_id == row.Cell.id, Event.kind == "drift", Event.closed_at.is_(None))
         state = CellState.from_json(row.Cell.state)
-        yield CellReport(row.Cell, row.Deployment, state, sums, recent, session.scalars(still_open).first())
+        event = session.scalars(select(Event).where(*mine)).first()
+        yield CellReport(row.Cell, row.Deployment, state, sums, recent, tail, under, event)
 
 
 def event_dict(event: Event) -> dict[str, Any]:

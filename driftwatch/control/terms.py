@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from driftwatch.control import costs
+from driftwatch.control.conditions import Served
 from driftwatch.drift.cell import Rules
 from driftwatch.drift.interval import Estimate
 from driftwatch.drift.live import Metric, restated
 from driftwatch.drift.sums import Sums
-from driftwatch.settings import Detect
+from driftwatch.drift.watch import Kind, Terms
+from driftwatch.settings import Model, Settings
 
 DEFINITIONS: Mapping[Metric, str] = {
     "hit_rate": "accepted / tested proposals, weighted mean over requests",
@@ -42,16 +45,66 @@ class Seen:
     sums: Sums
     accepted: float
     trials: float
+    served: Served = field(default_factory=Served)
 
 
-def rules_of(detect: Detect, metric: str = "hit_rate") -> Rules:
+def kinds_of(settings: Settings, model: Model, draft: str) -> tuple[Kind, ...]:
+    """The tests beside the hit rate's that each request of a draft may feed, as far as the settings tell.
+
+    Those of the engine's figures are of the incumbent alone: it is what the engine runs.
+    """
+    found = next((one for one in model.drafts if one.name == draft), None)
+    if found is None:
+        return ()
+    incumbent, replayed = found is model.drafts[0], found.path is not None
+    kinds: list[Kind] = []
+    if replayed:
+        kinds += ["off_share"] if found.sketch is not None else []
+        kinds += ["surprise"] if model.target is not None else []
+        kinds += ["live_gap", "agreement"] if incumbent else []
+    if replayed or incumbent:
+        cost = costs.of(model, draft)
+        kinds += ["below_break_even"] if cost is not None and cost.level(model.gamma) is not None else []
+        kinds += ["slower", "tail_worse"] if cost is not None else []
+        kinds += ["hit_rate_above"] if settings.detect.two_sided else []
+    return tuple(kinds)
+
+
+def threshold_of(settings: Settings, model: Model) -> float:
+    """What each test of a model needs, so that all that a request feeds keep the promise together.
+
+    Their number times what is wanted of all: each replayed draft's cell, the engine's own, and those beside them.
+    """
+    cells = 1 + sum(draft.path is not None for draft in model.drafts)
+    beside = sum(len(kinds_of(settings, model, draft.name)) for draft in model.drafts)
+    return settings.detect.requests_between_false_alarms * (cells + beside)
+
+
+def rules_of(settings: Settings, model: Model, metric: str = "hit_rate") -> Rules:
     """What every cell is judged by. A baseline that somebody gave is a hit rate, and holds for no other metric."""
+    detect = settings.detect
     return Rules(
         tolerance=detect.tolerance,
-        threshold=detect.requests_between_false_alarms,
+        threshold=threshold_of(settings, model),
         min_requests=detect.baseline.min_requests,
         min_hours=detect.baseline.min_hours,
         given=detect.baseline.value if metric == "hit_rate" else None,
+    )
+
+
+def terms_of(settings: Settings, model: Model, draft: str, kind: Kind) -> Terms:
+    """What one of a draft's other tests is judged by."""
+    detect = settings.detect
+    valued = kind in ("below_break_even", "slower", "tail_worse")
+    cost = costs.of(model, draft) if valued else None
+    return Terms(
+        kind,
+        detect.tolerance,
+        threshold_of(settings, model),
+        detect.baseline.min_requests,
+        detect.baseline.min_hours,
+        gamma=model.gamma if valued or kind == "hit_rate_above" else 1,
+        break_even=None if cost is None else cost.level(model.gamma),
     )
 
 

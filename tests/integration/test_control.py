@@ -224,6 +224,9 @@ def test_a_fall_is_one_event_one_retrain_and_one_delivery_of_each(
     assert sent["data"]["request_id"] == event["request_id"]
     found = client.get("/v1/segments/tenant=a").json()
     assert found["cells"][0]["state"] == "drifting"
+    (floor,) = metrics(client)["driftwatch_baseline_floor"].values()
+    assert floor == found["cells"][0]["floor"] == details["floor"]
+    assert found["cells"][0]["tail"]["0.5"]["requests"] == 210
     assert found["cells"][0]["drift_event"] == event["id"]
     assert found["events"][0]["id"] == event["id"]
 
@@ -266,6 +269,11 @@ def test_metrics_are_the_counts_of_the_contract(client: TestClient, store: Store
     assert found["driftwatch_hit_rate"][cell] == 1.0
     assert 0.3 < found["driftwatch_hit_rate_lower"][cell] < 1.0
     assert found["driftwatch_acceptance_length"][cell] == 4.0
+    half = tuple(sorted([*cell, ("quantile", "0.5")]))
+    assert found["driftwatch_steps_per_token"][half] == 0.25
+    assert "driftwatch_steps_per_token_upper" not in found, "five requests bound no quantile"
+    assert found["driftwatch_steps_per_token_left_out_ratio"][cell] == 0.0
+    assert "driftwatch_baseline_floor" not in found, "nothing learnt yet"
     assert found["driftwatch_baseline_state"][tuple(sorted([*cell, ("state", "learning")]))] == 1.0
     assert found["driftwatch_samples_total"][("outcome", "stored"), ("segment", "tenant=a")] == 5
     assert found["driftwatch_samples_total"][("outcome", "replayed"), ("segment", "tenant=b")] == 5
@@ -357,6 +365,32 @@ def test_a_change_of_settings_makes_no_second_open_event_for_one_fall(
     assert "settings of detection changed" in events[-1]["details"]["closed"]["reason"]
 
 
+def test_learning_goes_on_under_changed_settings(client: TestClient, store: Store, settings: Settings) -> None:
+    send(client, 0, 10)
+    judge(store, settings, 0.7)
+    send(client, 10, 5)
+    judge(store, changed(baseline=BASELINE | {"min_requests": 500}, tolerance=0.1), 0.7)
+    baseline = state(store)["baseline"]
+    assert (baseline["state"], baseline["moments"][:2], baseline["tolerance"]) == ("learning", [15, 15], 0.1)
+
+
+def test_another_proposal_length_is_learnt_anew_and_is_no_drift(
+    client: TestClient, store: Store, settings: Settings
+) -> None:
+    """Which proposals are tested depends on it, and with clustered hits so does their rate."""
+    send(client, 0, 60)
+    judge(store, settings, 0.7)
+    assert state(store)["baseline"]["state"] == "frozen"
+    send(client, 60, 60)
+    judge(store, settings, 0.2)
+    send(client, 120, 5)
+    judge(store, Settings(**SETTINGS | {"models": [SETTINGS["models"][0] | {"gamma": 1}]}), 0.7)
+    baseline = state(store)["baseline"]
+    assert (baseline["state"], baseline["moments"][:2]) == ("learning", [5, 5])
+    (event,) = client.get("/v1/events").json()["events"]
+    assert "the proposal length is now 1" in event["details"]["closed"]["reason"]
+
+
 def test_a_baseline_that_was_given_is_not_kept_as_learnt(client: TestClient, store: Store) -> None:
     send(client, 0, 5)
     judge(store, changed(baseline={"mode": "value", "value": 0.9}), 0.7)
@@ -386,8 +420,9 @@ def test_other_weights_under_the_same_name_are_another_draft(
     with store.read() as session:
         cells = session.execute(sa.select(Cell.fingerprint, Cell.id).order_by(Cell.id)).all()
     assert [cell.fingerprint for cell in cells] == ["f", "other"]
-    (event,) = client.get("/v1/events").json()["events"]
-    assert event["details"]["closed"]["reason"] == "another deployment or draft has taken over"
+    drift, regressed = sorted(client.get("/v1/events").json()["events"], key=lambda event: str(event["closed_at"]))
+    assert drift["details"]["closed"]["reason"] == "another deployment or draft has taken over"
+    assert (regressed["kind"], regressed["cause"]) == ("deployment_regressed", "unknown"), "it fell before the change"
 
 
 def test_an_alarm_whose_start_was_pruned_still_comes(client: TestClient, store: Store, settings: Settings) -> None:

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from driftwatch.control.app import create_app
 from driftwatch.control.judge import fold
-from driftwatch.retrain import policy
+from driftwatch.retrain.request import request
 from driftwatch.settings import Settings
 from driftwatch.store import migrate
 from driftwatch.store.connection import Store
@@ -104,7 +104,7 @@ def test_live_only_a_fall_is_an_event_a_webhook_and_a_retrain_with_its_data(
     assert (event["details"]["metric"], event["details"]["gamma"]) == ("hit_rate", 3)
     types = [row["type"] for row in client.get("/v1/deliveries").json()["deliveries"]]
     assert types == ["driftwatch.drift.opened"]
-    assert policy.request(store, settings, time.time()) == 1
+    assert request(store, settings, time.time()) == 1
     (retrain,) = client.get("/v1/retrains").json()["retrains"]
     assert retrain["state"] == "requested"
     assert retrain["data"]["rows"] > 0
@@ -129,8 +129,11 @@ def test_shadow_and_live_stand_side_by_side_and_the_replay_decides(store: Store)
             judge(store, settings, 0.7)
         cells = client.get("/v1/segments/tenant=a").json()["cells"]
         assert [(cell["channel"], cell["state"]) for cell in cells] == [("shadow", "watching"), ("live", "drifting")]
-        (retrain,) = client.get("/v1/retrains").json()["retrains"]
-        assert (retrain["state"], retrain["reason"]) == ("suppressed", "the replay of the same requests decides")
+        (gap,) = client.get("/v1/events").json()["events"]
+        assert (gap["kind"], gap["cause"]) == ("live_gap", "engine")
+        assert gap["details"]["also"]["drift"]["value"] < 0.6, "the fall of the engine's own cell is the same fault"
+        retrains = client.get("/v1/retrains").json()["retrains"]
+        assert retrains == [], "an engine at fault asks for no training"
         found = metrics(client)
         cell = tuple(sorted([*CELL, ("split", "none")]))
         assert found["driftwatch_shadow_requests_total"][cell] == 216

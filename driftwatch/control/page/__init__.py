@@ -1,0 +1,1 @@
+"""The web page ``/ui``: what control knows, for people. It renders the API's figures and computes none of its own."""
