@@ -9,13 +9,17 @@ import click
 
 from driftwatch import __version__
 from driftwatch.cli.backtest import backtest
+from driftwatch.cli.candidate import candidate
 from driftwatch.cli.db import db
 from driftwatch.cli.demo import demo
 from driftwatch.cli.doctor import doctor
+from driftwatch.cli.evaluate import evaluate
 from driftwatch.cli.ingest import ingest
 from driftwatch.cli.processes import control, serve, shadow, tap
+from driftwatch.cli.profile import profile
 from driftwatch.cli.replay import replay
 from driftwatch.cli.retrain import retrain
+from driftwatch.cli.sketch import sketch
 from driftwatch.errors import DriftwatchError
 
 
@@ -28,7 +32,23 @@ def commands() -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-for command in (backtest, control, db, demo, doctor, ingest, replay, retrain, serve, shadow, tap):
+for command in (
+    backtest,
+    candidate,
+    control,
+    db,
+    demo,
+    doctor,
+    evaluate,
+    ingest,
+    profile,
+    replay,
+    retrain,
+    serve,
+    shadow,
+    sketch,
+    tap,
+):
     commands.add_command(command)
 
 

@@ -22,11 +22,14 @@ LEAST_REQUESTS = 120
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the traffic.")
 @click.option("--shift/--no-shift", default=True, help="Whether one tenant's traffic shifts half-way.")
+@click.option("--retrain", is_flag=True, help="Train the draft further after the alarm, and judge the candidate.")
 @click.option("--keep", is_flag=True, help="Leave everything running until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, as the last line.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Where the model is kept between runs.")
-def demo(requests: int, seed: int, shift: bool, keep: bool, as_json: bool, cache: Path | None) -> None:
+def demo(requests: int, seed: int, shift: bool, retrain: bool, keep: bool, as_json: bool, cache: Path | None) -> None:
     """Run the whole loop here: a real engine, driftwatch in front of it, and traffic that shifts. Needs no GPU."""
+    if retrain and not shift:
+        raise click.UsageError("--retrain needs the shift: without an alarm nothing is trained")
     try:
         from driftwatch.demo.loop import run
         from driftwatch.demo.report import Report, show
@@ -58,6 +61,7 @@ def demo(requests: int, seed: int, shift: bool, keep: bool, as_json: bool, cache
         requests=requests,
         seed=seed,
         shift=shift,
+        retrain=retrain,
         say=say,
         finished=finished,
     )

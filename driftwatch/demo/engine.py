@@ -9,14 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 
 from driftwatch.errors import DriftwatchError
 
-STARTUP_S = 180.0
+STARTUP_S = 300.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -58,8 +58,10 @@ def running(
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
+        with suppress(ProcessLookupError):  # what it started and left behind
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait(name: str, process: subprocess.Popen[bytes], ready: list[str], log: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,23 @@ import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from driftwatch.demo import pipeline
 from driftwatch.demo.engine import engine_command, free_ports, running
 from driftwatch.demo.receiver import Receiver
 from driftwatch.demo.report import GAMMA, Report, make
 from driftwatch.demo.target import fetch_target
-from driftwatch.demo.traffic import drive, plan
+from driftwatch.demo.traffic import Users, plan
 from driftwatch.errors import DriftwatchError
-from driftwatch.retrain.announce import RETRAIN_REQUESTED
+from driftwatch.retrain.announce import CANDIDATE_VERDICT, RETRAIN_REQUESTED
 from driftwatch.store.connection import Store
 
 DRAFT = Path(__file__).parent / "draft"
-SETTLE_S = 180.0
+SETTLE_S = 600.0
 HOOK_S = 20.0
+HELD_OUT = 120
+"""Requests that come while the pipeline trains, for its candidate to be judged on."""
+MORE = 40
+"""Requests at a time while the gate wants more."""
 
 Say = Callable[[str], None]
 
@@ -40,6 +46,8 @@ class Ports:
     admin: int
     control: int
     receiver: int
+    shadow: int
+    pipeline: int
 
     @property
     def urls(self) -> dict[str, str]:
@@ -54,17 +62,27 @@ class Ports:
 
 
 def run(
-    *, folder: Path, cache: Path, requests: int, seed: int, shift: bool, say: Say, finished: Callable[[Report], None]
+    *,
+    folder: Path,
+    cache: Path,
+    requests: int,
+    seed: int,
+    shift: bool,
+    retrain: bool,
+    say: Say,
+    finished: Callable[[Report], None],
 ) -> None:
     """Run the loop; ``finished`` gets the report while everything is still running.
 
+    With ``retrain`` a pipeline trains the draft further after the alarm, and the candidate is judged.
     Raises DriftwatchError with one line when a part of it does not start or a request fails.
     """
     target = fetch_target(cache, say)
-    ports = Ports(*free_ports(5))
+    ports = Ports(*free_ports(7))
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
     config = folder / "settings.yaml"
-    config.write_text(yaml.safe_dump(settings(ports, folder, target, secret), sort_keys=False))
+    chosen = settings(ports, folder, target, secret, retrain=retrain)
+    config.write_text(yaml.safe_dump(chosen, sort_keys=False))
     with ExitStack() as stack:
         say(f"starting the engine: transformers serve with {target.name}")
         engine = engine_command(Path(target.name), ports.engine)
@@ -78,7 +96,11 @@ def run(
         stack.enter_context(
             running("driftwatch", serve_command(config), log=log, ready=ready, cwd=folder, **one_thread)
         )
-        report = asyncio.run(_traffic(folder, ports, target.name, secret, requests, seed, shift, say))
+        if retrain:
+            say("starting the retraining pipeline")
+            pipe = pipeline.running_pipeline(ports.pipeline, secret, folder, DRAFT, cache)
+            stack.enter_context(pipe)
+        report = asyncio.run(_traffic(folder, ports, target.name, secret, requests, seed, shift, retrain, say))
         finished(report)
 
 
@@ -86,11 +108,15 @@ def serve_command(config: Path) -> list[str]:
     return [sys.executable, "-m", "driftwatch", "serve", "--config", str(config)]
 
 
-def settings(ports: Ports, folder: Path, target: Path, secret: str) -> dict[str, Any]:
+def settings(ports: Ports, folder: Path, target: Path, secret: str, *, retrain: bool) -> dict[str, Any]:
     """A small machine's settings: every request sampled, and a baseline after tens of requests, not a day.
 
     So few requests allow no narrow interval, hence the wide tolerance; the shift is far wider.
     """
+    webhooks = [{"name": "retrain", "url": f"http://127.0.0.1:{ports.receiver}/hook", "secrets": [secret]}]
+    if retrain:
+        url = f"http://127.0.0.1:{ports.pipeline}/hook"
+        webhooks.append({"name": "pipeline", "url": url, "secrets": [secret], "events": [RETRAIN_REQUESTED]})
     return {
         "engine": {"url": f"http://127.0.0.1:{ports.engine}"},
         "tap": {
@@ -108,7 +134,7 @@ def settings(ports: Ports, folder: Path, target: Path, secret: str) -> dict[str,
                 "gamma": GAMMA,
             }
         ],
-        "shadow": {"device": "cpu", "threads": 1, "lease_s": 30, "poll_s": 0.5},
+        "shadow": {"device": "cpu", "threads": 1, "lease_s": 30, "poll_s": 0.5, "listen": f"127.0.0.1:{ports.shadow}"},
         "sampling": {"per_window": 1000, "window_s": 1},
         "segments": [{"label": "tenant", "header": "x-tenant"}],
         "detect": {
@@ -116,31 +142,35 @@ def settings(ports: Ports, folder: Path, target: Path, secret: str) -> dict[str,
             "tolerance": 0.15,
             "requests_between_false_alarms": 10_000,
         },
-        "retrain": {"export_dir": str(folder / "exports")},
-        "webhooks": [{"name": "retrain", "url": f"http://127.0.0.1:{ports.receiver}/hook", "secrets": [secret]}],
+        "retrain": {"export_dir": str(folder / "exports")} | (pipeline.settings(folder) if retrain else {}),
+        "webhooks": webhooks,
     }
 
 
 async def _traffic(
-    folder: Path, ports: Ports, model: str, secret: str, requests: int, seed: int, shift: bool, say: Say
+    folder: Path, ports: Ports, model: str, secret: str, requests: int, seed: int, shift: bool, retrain: bool, say: Say
 ) -> Report:
-    planned, middle = plan(requests, seed=seed, shift=shift)
+    further = HELD_OUT + pipeline.LIVE if retrain else 0
+    planned, middle = plan(requests, seed=seed, shift=shift, further=further)
+    users = Users(ports.urls["tap"], model, planned, say)
     receiver = Receiver(secret)
-    started = time.monotonic()
-
-    def progress(done: int) -> None:
-        if done % 20 == 0 or done == len(planned):
-            say(f"{done} of {len(planned)} requests answered, {time.monotonic() - started:.0f} s")
-
     async with receiver.listening(ports.receiver):
-        say(f"sending {len(planned)} chat requests through the tap" + (f", shift at {middle}" if shift else ""))
-        await drive(ports.urls["tap"], model, planned, progress)
+        say(f"sending {requests} chat requests through the tap" + (f", shift at {middle}" if shift else ""))
+        await users.send(requests)
         say("waiting for the shadow, the detectors and the webhook")
-        await _settled(ports, len(planned))
-        if shift:
+        await _settled(ports, requests)
+        found = None
+        if retrain:
+            say(f"the pipeline trains, and {HELD_OUT} further requests come, for its candidate to be judged on")
+            control = f"http://127.0.0.1:{ports.control}"
+            more = partial(users.send, MORE)
+            found, _ = await asyncio.gather(pipeline.followed(control, say, more), users.send(HELD_OUT))
+            await receiver.wait_for(CANDIDATE_VERDICT, HOOK_S)
+            await _settled(ports, len(users.sent))
+        elif shift:
             await receiver.wait_for(RETRAIN_REQUESTED, HOOK_S)
         store = Store(f"sqlite:///{folder / 'driftwatch.db'}")
-        report = make(store, planned, middle, shift, list(receiver.events.values()), ports.urls)
+        report = make(store, users.sent, middle, shift, list(receiver.events.values()), ports.urls, found)
         store.close()
         return report
 

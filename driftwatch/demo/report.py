@@ -20,6 +20,7 @@ from driftwatch.store.connection import Store
 from driftwatch.store.schema import Event, Replay, Retrain, Sample
 
 GAMMA = 5
+INCUMBENT = "incumbent"
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,28 @@ class Report:
     webhooks: list[dict[str, Any]]
     exports: list[str]
     urls: dict[str, str]
+    candidate: dict[str, Any] | None = None
+    """What was trained, its verdict, and its own cells: on requests that it was not trained on."""
 
     def as_dict(self) -> dict[str, Any]:
         return dict(self.__dict__)
 
 
 def make(
-    store: Store, sent: Sequence[Request], middle: int, shift: bool, hooks: Sequence[Received], urls: dict[str, str]
+    store: Store,
+    sent: Sequence[Request],
+    middle: int,
+    shift: bool,
+    hooks: Sequence[Received],
+    urls: dict[str, str],
+    retrain: dict[str, Any] | None,
 ) -> Report:
-    """Read everything back from where driftwatch keeps it."""
+    """Read everything back from where driftwatch keeps it; ``retrain`` is one that is over, as its API tells it."""
     index = {request.id: request.index for request in sent}
     with store.read() as session:
         samples = session.scalar(select(func.count()).select_from(Sample)) or 0
-        judged = session.scalar(select(func.count()).select_from(Replay)) or 0
+        of_incumbent = select(func.count()).select_from(Replay).where(Replay.draft == INCUMBENT)
+        judged = session.scalar(of_incumbent) or 0
         events = [
             {
                 "kind": event.kind,
@@ -57,7 +67,8 @@ def make(
             for event in session.scalars(select(Event).order_by(Event.opened_at))
         ]
         exports = [row.data["uri"] for row in session.scalars(select(Retrain)) if row.data]
-        cells = _cells(replays.all_judged(session), index, middle)
+        everything = replays.all_judged(session)
+        cells = _cells([one for one in everything if one.draft == INCUMBENT], index, middle)
     return Report(
         shift_index=middle if shift else None,
         requests=len(sent),
@@ -68,7 +79,23 @@ def make(
         webhooks=[{"type": hook.type, "verified": hook.verified} for hook in hooks],
         exports=exports,
         urls=urls,
+        candidate=None if retrain is None else _candidate(retrain, everything, index, middle),
     )
+
+
+def _candidate(
+    retrain: dict[str, Any], judged: Sequence[replays.Judged], index: dict[str, int], middle: int
+) -> dict[str, Any]:
+    found = retrain["candidates"][-1]
+    own = [one for one in judged if one.draft == found["id"]]
+    return {
+        "retrain": retrain["state"],
+        "rows": retrain["data"]["rows"],
+        "path": found["path"],
+        "reason": retrain["reason"],
+        "verdict": found["verdict"],
+        "cells": _cells(own, index, middle),
+    }
 
 
 def _cells(judged: Sequence[replays.Judged], index: dict[str, int], middle: int) -> list[dict[str, Any]]:
@@ -95,11 +122,15 @@ def _cell(segment: str, split: str, period: str, sums: Sums) -> dict[str, Any]:
 
 def show(report: Report, console: Console) -> None:
     """The short version, for a person."""
-    table = Table("segment", "period", "requests", "acceptance length", "hit rate", "95% interval", box=box.SIMPLE)
-    for cell in report.cells:
+    columns = ("segment", "period", "draft", "requests", "acceptance length", "hit rate", "95% interval")
+    table = Table(*columns, box=box.SIMPLE)
+    rows = [(cell, INCUMBENT) for cell in report.cells]
+    rows += [(cell, "candidate") for cell in (report.candidate or {"cells": []})["cells"]]
+    for cell, draft in sorted(rows, key=lambda row: (row[0]["segment"], row[0]["period"] == "after")):
         table.add_row(
             cell["segment"],
             cell["period"],
+            draft,
             str(cell["requests"]),
             _number(cell["acceptance_length"], 2),
             _number(cell["hit_rate"], 3),
@@ -119,8 +150,22 @@ def show(report: Report, console: Console) -> None:
         console.print(f"webhook: {hook['type']}, signature {'verified' if hook['verified'] else 'NOT verified'}")
     for uri in report.exports:
         console.print(f"training data: {uri}", soft_wrap=True)
+    if report.candidate is not None:
+        _show_candidate(report.candidate, console)
     for name, url in report.urls.items():
         console.print(f"{name}: {url}", soft_wrap=True)
+
+
+def _show_candidate(candidate: dict[str, Any], console: Console) -> None:
+    console.print(f"candidate, trained on {candidate['rows']} requests: {candidate['path']}", soft_wrap=True)
+    console.print(f"{candidate['retrain']}: {candidate['reason']}; both drafts on the same requests:")
+    for row in candidate["verdict"]["table"]:
+        figures = [_number(row[name], 3) for name in ("incumbent", "candidate", "difference", "lower", "upper")]
+        console.print(
+            "  {}: hit rate {} and {}, difference {} ({} to {}), {} requests".format(
+                row["segment"], *figures, row["requests"]
+            )
+        )
 
 
 def _number(value: float | None, digits: int) -> str:
