@@ -1,8 +1,9 @@
-"""An engine that answers as a real one was recorded: run as a process of its own, `python engine.py PORT TRACE`.
+"""An engine that answers as a real one was recorded: run as a process of its own, `python engine.py PORT TRACE [S S]`.
 
 Each prompt of the trace is answered with the tokens that vLLM 0.32 served for it, in vLLM's wire format, as a stream of
 one chunk a verify step where a stream is asked for. Token ids are in the answer only if the request asks for them, the
-request's own figures are beside the usage, and ``/metrics`` sums them up.
+request's own figures are beside the usage, and ``/metrics`` sums them up. Two numbers make it slow: seconds before the
+first chunk, and before each further one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ COUNTERS = {"num_drafts": "windows", "num_draft_tokens": "drafted", "num_accepte
 
 
 class RecordedEngine:
-    def __init__(self, trace: Path) -> None:
+    def __init__(self, trace: Path, first_s: float = 0.0, chunk_s: float = 0.001) -> None:
+        self.first_s, self.chunk_s = first_s, chunk_s
         records = [json.loads(line) for line in trace.read_text().splitlines()]
         self.answers = {tuple(record["prompt_token_ids"]): record for record in records}
         self.served: list[dict[str, Any]] = []
@@ -56,6 +58,7 @@ class RecordedEngine:
             return web.json_response(head | {"choices": [choice], "usage": usage, "metrics": metrics})
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
+        await asyncio.sleep(self.first_s)
         for first in range(0, len(ids), 4):
             choice = {"index": 0, "text": record["output"] if first == 0 else "", "finish_reason": None}
             choice |= dict.fromkeys(IDS)
@@ -65,7 +68,7 @@ class RecordedEngine:
             if first + 4 >= len(ids):
                 choice["finish_reason"] = "length"
             await response.write(f"data: {json.dumps(head | {'choices': [choice]})}\n\n".encode())
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(self.chunk_s)
         if body.get("stream_options", {}).get("include_usage"):
             last = head | {"choices": [], "usage": usage, "metrics": metrics}
             await response.write(f"data: {json.dumps(last)}\n\n".encode())
@@ -75,7 +78,7 @@ class RecordedEngine:
 
 
 if __name__ == "__main__":
-    engine = RecordedEngine(Path(sys.argv[2]))
+    engine = RecordedEngine(Path(sys.argv[2]), *map(float, sys.argv[3:]))
     app = web.Application(client_max_size=1 << 30)
     app.router.add_get("/version", engine.version)
     app.router.add_get("/v1/models", engine.models)

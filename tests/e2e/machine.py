@@ -44,9 +44,9 @@ class Machine:
     def __init__(self, folder: Path, **sections: Any) -> None:
         self.folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.ports = {name: free_port() for name in ("engine", "tap", "admin", "control")}
-        self.engine, self.tap, self.admin, self.control = (
-            f"http://127.0.0.1:{self.ports[name]}" for name in ("engine", "tap", "admin", "control")
+        self.ports = {name: free_port() for name in ("engine", "tap", "admin", "control", "shadow")}
+        self.engine, self.tap, self.admin, self.control, self.shadow = (
+            f"http://127.0.0.1:{port}" for port in self.ports.values()
         )
         settings: dict[str, Any] = {
             "engine": {"url": self.engine},
@@ -58,7 +58,13 @@ class Machine:
             "control": {"listen": f"127.0.0.1:{self.ports['control']}", "tick_s": 0.3},
             "store": {"url": f"sqlite:///{folder / 'driftwatch.db'}"},
             "models": [{"name": "*", "drafts": [{"name": "incumbent", "path": str(CHAIN)}], "gamma": 3}],
-            "shadow": {"device": "cpu", "threads": 1, "lease_s": 2, "poll_s": 0.1},
+            "shadow": {
+                "device": "cpu",
+                "threads": 1,
+                "lease_s": 2,
+                "poll_s": 0.1,
+                "listen": f"127.0.0.1:{self.ports['shadow']}",
+            },
             "sampling": {"per_window": 1000, "window_s": 0.3},
             "segments": [{"label": "tenant", "header": "x-tenant"}],
         }
@@ -79,10 +85,10 @@ class Machine:
         self.processes[name] = process
         return process
 
-    def start_engine(self, trace: Path = TRACE) -> None:
-        self.start(
-            "engine", sys.executable, str(Path(__file__).parent / "engine.py"), str(self.ports["engine"]), str(trace)
-        )
+    def start_engine(self, trace: Path = TRACE, *slow_s: float) -> None:
+        """``slow_s``: seconds before the first chunk of an answer, and before each further one."""
+        program = str(Path(__file__).parent / "engine.py")
+        self.start("engine", sys.executable, program, str(self.ports["engine"]), str(trace), *map(str, slow_s))
         self.wait_for(f"{self.engine}/version")
 
     def start_tap(self) -> None:
