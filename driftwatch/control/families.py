@@ -46,3 +46,11 @@ def with_limits(name: str, text: str, labels: Sequence[str]) -> tuple[GaugeMetri
     """A gauge, with its lower and its upper 95% limit."""
     limits = (gauge(f"{name}_{side}", f"{text} 95% limit.", labels) for side in ("lower", "upper"))
     return gauge(name, text, labels), *limits
+
+
+def quantiles(name: str, text: str, labels: Sequence[str]) -> tuple[GaugeMetricFamily, ...]:
+    """The same by quantile of requests. A summary without count: the label ``quantile`` belongs to that type."""
+    families = with_limits(name, text, (*labels, "quantile"))
+    for family in families:
+        family.type = "summary"
+    return families

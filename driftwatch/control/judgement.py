@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
-from driftwatch.control.families import CELL, LIVE_CELL, add_limits, by_labels, gauge, labels_of, with_limits
+from driftwatch.control.families import CELL, LIVE_CELL, add_limits, by_labels, gauge, labels_of, quantiles, with_limits
 from driftwatch.control.reports import QUANTILES, CellReport
 from driftwatch.control.value import CellValue
 from driftwatch.control.watched import MonitorReport, off_share
@@ -60,7 +60,7 @@ def _figures(cells: list[CellReport], gauges: dict[Figure, str], prefix: str, na
             add_limits(families, labels_of(report), found.value, found.lower, found.upper)
         yield from families
     text = "Steps per judged token of requests that are long enough, last 24 hours."
-    families = with_limits(f"{prefix}steps_per_token", text, (*names, "quantile"))
+    families = quantiles(f"{prefix}steps_per_token", text, names)
     left_out = gauge(f"{prefix}steps_per_token_left_out_ratio", "Share of requests too short to count there.", names)
     for report in cells:
         for q in QUANTILES:
@@ -111,7 +111,7 @@ def _value(cells: list[CellReport], values: Values, prefix: str, names: Sequence
     whole = with_limits(f"{prefix}end_to_end_speedup_ratio", "The same of whole requests, prefill included.", names)
     slower = with_limits(f"{prefix}slower_requests_ratio", "Share of requests that speculation makes slower.", names)
     text = "Predicted time per output token over that of plain decoding, of single requests."
-    times = with_limits(f"{prefix}token_time_ratio", text, (*names, "quantile"))
+    times = quantiles(f"{prefix}token_time_ratio", text, names)
     length = gauge(f"{prefix}best_gamma", "Proposal length with the largest speedup; 0: none pays.", names)
     more = gauge(f"{prefix}best_gamma_gain_ratio", "What it would gain over the present one.", names)
     batch = gauge(f"{prefix}batch", "Requests that decode together, as value is judged.", (*names, "origin"))

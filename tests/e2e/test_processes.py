@@ -137,9 +137,9 @@ def test_no_request_is_lost_while_the_stores_file_is_locked(machine: Machine) ->
 
 
 def test_no_request_is_lost_while_the_disk_is_full(machine: Machine) -> None:
-    """For control the disk ends at a file size of 400 kB: the store's writes fail as on a full disk."""
+    """For control the disk ends at a file size of 1 MB: the store's writes fail as on a full disk."""
     machine.start_engine()
-    machine.start_control(prefix=("prlimit", "--fsize=400000"))
+    machine.start_control(prefix=("prlimit", "--fsize=1000000"))
     machine.start_tap()
     records = [json.dumps(one | {"id": f"r{i}"}) for i, one in enumerate(prompts() * 20)]
     acknowledged = 0

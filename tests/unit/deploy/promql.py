@@ -16,7 +16,7 @@ from driftwatch.store import migrate
 from driftwatch.store.connection import Store
 from driftwatch.tap.metrics import Metrics
 
-SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}
+SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",), "summary": ("",)}
 
 
 def selected(expression: str) -> set[str]:

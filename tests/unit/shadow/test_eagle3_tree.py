@@ -332,8 +332,11 @@ def test_a_settled_tree_stays_as_it_is(data: st.DataObject, tree: Tree) -> None:
 def test_the_name_of_a_tree(tmp_path: Path) -> None:
     assert split_spec("a/b") == ("a/b", None)
     assert split_spec("C:/a/b") == ("C:/a/b", None)
-    assert split_spec("a/b:steps=5,topk=4,tokens=8") == ("a/b", SGLANG)
-    assert split_spec(f"a/b:{SGLANG}") == ("a/b", SGLANG)
+    head = str(tmp_path)
+    assert split_spec(f"{head}:steps=5,topk=4,tokens=8") == (head, SGLANG)
+    assert split_spec(f"{head}:{SGLANG}") == (head, SGLANG)
+    with pytest.raises(ModelError, match="no such folder"):
+        split_spec(f"{head}/b:{SGLANG}")
     odd = tmp_path / "x:steps=1"
     odd.mkdir()
     assert split_spec(odd) == (str(odd), None)
@@ -350,10 +353,10 @@ def test_the_name_of_a_tree(tmp_path: Path) -> None:
         ("steps=0,topk=1,tokens=3", "`steps` is '0'"),
     ],
 )
-def test_a_name_of_no_tree(body: str, words: str) -> None:
+def test_a_name_of_no_tree(tmp_path: Path, body: str, words: str) -> None:
     with pytest.raises(ModelError, match=words) as caught:
-        split_spec(f"a/b:{body}")
-    assert "a/b" in str(caught.value)
+        split_spec(f"{tmp_path}:{body}")
+    assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -31,7 +31,6 @@ def test_windows_have_the_asked_number_of_proposals(target: Target, assistant: A
     for gamma in (4, 1, 0):
         laps = loop.laps(1, 24, gamma)
         assert len(laps) >= 3
-        assert all(lap.verify > 0.0 for lap in laps)
         # The last proposal's time holds the winding up; only the others are a proposal's own.
         assert {len(lap.drafts) for lap in laps} == {max(gamma - 1, min(gamma, 1))}
 
