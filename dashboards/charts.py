@@ -6,7 +6,7 @@ Every query names metrics that driftwatch itself exports. Ratios are formed over
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 CELL = 'model=~"$model",draft=~"$draft",segment=~"$segment",split=~"$split"'
@@ -81,6 +81,17 @@ def quantiles(name: str, labels: str, by: Sequence[str]) -> list[Query]:
 
 
 Rows = Sequence[tuple[str, Sequence[Chart]]]
+
+EVIDENCE = Chart(
+    "Evidence of drift",
+    "Log of the evidence over its alarm level: an event opens at 1.",
+    "short",
+    [
+        Query(f"driftwatch_drift_evidence_ratio{{{LIVE_CELL}}}", "{{segment}} {{split}} {{kind}}"),
+        Query(f"driftwatch_live_drift_evidence_ratio{{{LIVE_CELL}}}", "{{segment}} live {{kind}}"),
+    ],
+    steps=((None, GREEN), (0.7, YELLOW), (1.0, RED)),
+)
 
 OVERVIEW: Rows = [
     (
@@ -168,16 +179,7 @@ OVERVIEW: Rows = [
                 ],
                 maximum=1.0,
             ),
-            Chart(
-                "Evidence of drift",
-                "Log of the evidence over its alarm level: an event opens at 1.",
-                "short",
-                [
-                    Query(f"driftwatch_drift_evidence_ratio{{{LIVE_CELL}}}", "{{segment}} {{split}} {{kind}}"),
-                    Query(f"driftwatch_live_drift_evidence_ratio{{{LIVE_CELL}}}", "{{segment}} live {{kind}}"),
-                ],
-                steps=((None, GREEN), (0.7, YELLOW), (1.0, RED)),
-            ),
+            EVIDENCE,
             Chart(
                 "Time per output token",
                 "As users see it, by the tap's own clock.",
@@ -300,16 +302,7 @@ ONE_SEGMENT: Rows = [
                 estimate("off_distribution_ratio", LIVE_CELL, "{{segment}}"),
                 maximum=1.0,
             ),
-            Chart(
-                "Evidence",
-                "Log of the evidence over its alarm level: an event opens at 1.",
-                "short",
-                [
-                    Query(f"driftwatch_drift_evidence_ratio{{{LIVE_CELL}}}", "{{segment}} {{split}} {{kind}}"),
-                    Query(f"driftwatch_live_drift_evidence_ratio{{{LIVE_CELL}}}", "{{segment}} live {{kind}}"),
-                ],
-                steps=((None, GREEN), (0.7, YELLOW), (1.0, RED)),
-            ),
+            replace(EVIDENCE, title="Evidence"),
             Chart(
                 "State of the baseline",
                 "Learning until the interval is narrow enough; watching; drifting while an event is open.",

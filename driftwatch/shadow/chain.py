@@ -119,10 +119,7 @@ class ChainDraft:
         packed = pack(batch)
         own = self._states(self._model, packed, self._draft_ids(packed.ids))
         theirs = None if self._target is None else self._states(self._target, packed, packed.ids)
-        sampling = None
-        if self.rule == "rejection":
-            settings = [(tokens.temperature, tokens.top_p, tokens.top_k) for tokens in batch]
-            sampling = Sampling.of(settings, [tokens.judged for tokens in batch])
+        sampling = Sampling.of_batch(batch) if self.rule == "rejection" else None
         figures = Figures.empty(len(packed.served), 1, full=self.agreement)
         widest = max(model.vocabulary for model in (self._model, self._target) if model is not None)
         served = packed.served.to(own.device)

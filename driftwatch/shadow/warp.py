@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from driftwatch.shadow.draft import Tokens
+
 GREEDY_BELOW = 1e-5
 """Temperatures under it are greedy decoding, as in vLLM."""
 
@@ -32,6 +34,12 @@ class Sampling:
         top_p = torch.tensor([1.0 if p is None or p <= 0 else float(p) for _, p, _ in settings])
         top_k = torch.tensor([k if k is not None and k > 0 else 0 for _, _, k in settings])
         return cls(*(values.repeat_interleave(count) for values in (temperature, top_p, top_k)))
+
+    @classmethod
+    def of_batch(cls, batch: Sequence[Tokens]) -> Sampling:
+        """Of the judged tokens of a batch, packed."""
+        settings = [(tokens.temperature, tokens.top_p, tokens.top_k) for tokens in batch]
+        return cls.of(settings, [tokens.judged for tokens in batch])
 
     def __getitem__(self, rows: slice | torch.Tensor) -> Sampling:
         return Sampling(self.temperature[rows], self.top_p[rows], self.top_k[rows])

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import pytest
 import yaml
 
 from tests.e2e.machine import Machine, free_port, prompts, until
+from tests.serving import serving
 
 
 class Queue:
@@ -37,12 +37,8 @@ class Queue:
 @pytest.fixture
 def queue() -> Iterator[Queue]:
     queue = Queue(free_port())
-    thread = Thread(target=queue.server.serve_forever)
-    thread.start()
-    yield queue
-    queue.server.shutdown()
-    thread.join()
-    queue.server.server_close()
+    with serving(queue.server):
+        yield queue
 
 
 def govern(machine: Machine, **limits: object) -> None:

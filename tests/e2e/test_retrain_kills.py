@@ -6,7 +6,6 @@ import hashlib
 import json
 import multiprocessing
 import random
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from driftwatch.settings import Policy, Settings
 from driftwatch.store import samples
 from driftwatch.store.connection import Store
 from driftwatch.store.schema import Delivery, Deployment, Event, Retrain
+from tests.serving import serving
 
 KILLS = 50
 
@@ -90,14 +90,8 @@ def receiver() -> Iterator[tuple[str, dict[str, set[bytes]]]]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(server):
         yield f"http://127.0.0.1:{server.server_port}/hook", bodies
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_a_killed_control_loses_no_event_and_doubles_none(tmp_path: Path, sqlite_store: Store) -> None:

@@ -6,7 +6,6 @@ import base64
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +21,7 @@ from driftwatch.store.connection import Store
 from driftwatch.store.migrate import upgrade
 from driftwatch.store.schema import Delivery
 from tests.e2e.machine import Machine, until
+from tests.serving import serving
 
 from .test_control import judge, record
 from .test_retrain import CHAIN, alarm
@@ -52,14 +52,8 @@ def listening(folder: Path, secret: str) -> Iterator[tuple[str, list[int]]]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(server):
         yield f"http://127.0.0.1:{server.server_port}/", answers
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_a_shell_script_can_verify_start_and_report(tmp_path: Path) -> None:

@@ -22,17 +22,7 @@ from driftwatch.store import migrate, retention, samples, work
 from driftwatch.store.connection import Store
 from driftwatch.store.schema import BudgetDay, Outcome, Payload, Replay, Sample, Work
 
-DAY = 86_400.0
-REPLAY = {
-    "fingerprint": "f",
-    "rule": "argmax",
-    "split": "none",
-    "tokens": 8,
-    "depths": 1,
-    "encoding": "bits",
-    "weights": b"\xda",
-    "proposals": None,
-}
+from .test_store import DAY, REPLAY
 
 
 def add(store: Store, tenant: str, numbers: range, *, tokens: int = 6, now: float = 1.0) -> None:

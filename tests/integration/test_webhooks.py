@@ -33,6 +33,7 @@ from driftwatch.retrain.delivery import ATTEMPTS, Courier
 from driftwatch.settings import Settings, Webhook
 from driftwatch.store.connection import Store
 from driftwatch.store.schema import Delivery
+from tests.serving import serving
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
 OLD_SECRET = "whsec_" + base64.b64encode(b"76543210fedcba9876543210").decode()
@@ -69,14 +70,8 @@ class Receiver:
 @contextmanager
 def receiving(*answers: tuple[int, dict[str, str]]) -> Iterator[Receiver]:
     receiver = Receiver(*answers)
-    thread = threading.Thread(target=receiver.server.serve_forever)
-    thread.start()
-    try:
+    with serving(receiver.server):
         yield receiver
-    finally:
-        receiver.server.shutdown()
-        receiver.server.server_close()
-        thread.join()
 
 
 def hook(url: str, *secrets: str, name: str = "a", events: tuple[str, ...] = ("*",), **more: Any) -> Webhook:

@@ -128,10 +128,7 @@ class BlockDraft:
     @torch.inference_mode()
     def measure(self, batch: Sequence[Tokens]) -> list[tuple[Weights, Agreement | None]]:
         packed = pack(batch)
-        sampling = None
-        if self.rule == "rejection":
-            settings = [(tokens.temperature, tokens.top_p, tokens.top_k) for tokens in batch]
-            sampling = Sampling.of(settings, [tokens.judged for tokens in batch])
+        sampling = Sampling.of_batch(batch) if self.rule == "rejection" else None
         given = _Batch(packed, self._read(packed), [tokens.length for tokens in batch], sampling)
         figures = Figures.empty(len(packed.served), self._proposals, full=self.agreement)
         for b in range(len(batch)):

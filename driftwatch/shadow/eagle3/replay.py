@@ -101,10 +101,7 @@ class Eagle3Draft:
         self, batch: Sequence[Tokens], packed: Packed, read: Read, contexts: list[Keys]
     ) -> list[tuple[Weights, Agreement | None]]:
         """Every start and depth of a batch that has been read."""
-        sampling = None
-        if self.rule == "rejection":
-            settings = [(tokens.temperature, tokens.top_p, tokens.top_k) for tokens in batch]
-            sampling = Sampling.of(settings, [tokens.judged for tokens in batch])
+        sampling = Sampling.of_batch(batch) if self.rule == "rejection" else None
         figures = Figures.empty(len(packed.served), self.depths, full=self.agreement)
         size = rows_at_once(self._widest)
         for start in range(0, len(packed.served), size):

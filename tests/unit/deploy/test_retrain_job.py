@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +17,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+
+from tests.serving import serving
 
 PIPELINE = Path(__file__).parents[3] / "deploy" / "retrain-pipeline"
 VERSIONS = ("1.29", "1.33", "1.37")
@@ -96,14 +97,8 @@ class Calls(BaseHTTPRequestHandler):
 @contextmanager
 def cluster(*states: dict[str, Any]) -> Iterator[Cluster]:
     server = Cluster(list(states))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(server):
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def submit(tmp_path: Path, server: Cluster) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from fastapi.testclient import TestClient
 from standardwebhooks import Webhook
 
 from tests.e2e.machine import until
+from tests.serving import serving
 
 RECEIVER = Path(__file__).parents[3] / "deploy" / "retrain-pipeline" / "receiver.py"
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3"
@@ -56,14 +56,8 @@ class Reports(BaseHTTPRequestHandler):
 @contextmanager
 def control(*statuses: int) -> Iterator[Control]:
     server = Control(list(statuses))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(server):
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture

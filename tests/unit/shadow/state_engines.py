@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from driftwatch.shadow.target import Target
+from tests.serving import serving
 
 Answer = tuple[int, bytes]
 
@@ -60,14 +61,8 @@ class SmallEngine:
                 pass
 
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
+        with serving(server):
             yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
 
 class SmallSglang(SmallEngine):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import pytest
 
 from driftwatch.settings import Governor as Limits
 from driftwatch.shadow.pressure import READ_S, Pressure
+from tests.serving import serving
 
 RECORDED = (Path(__file__).parents[2] / "data/metrics/draft3.T0.metrics_after.txt").read_text()
 
@@ -51,12 +51,8 @@ class Engine:
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     engine = Engine()
-    thread = Thread(target=engine.server.serve_forever)
-    thread.start()
-    yield engine
-    engine.server.shutdown()
-    thread.join()
-    engine.server.server_close()
+    with serving(engine.server):
+        yield engine
 
 
 class Asking:
