@@ -24,7 +24,8 @@ from driftwatch.shadow.block.checkpoint import Checkpoint
 from driftwatch.shadow.block.head import Head, Kind
 from driftwatch.shadow.draft import Fingerprint, Tokens
 from driftwatch.shadow.eagle3.spec import default_layers
-from driftwatch.shadow.figures import Figures, agreements, skip_reason, target_rows
+from driftwatch.shadow.figures import Figures, agreements, target_rows
+from driftwatch.shadow.headed import HeadedDraft
 from driftwatch.shadow.judge import VocabularyMap, judge, rows_at_once
 from driftwatch.shadow.packing import Packed, pack
 from driftwatch.shadow.states.source import Read, States
@@ -65,7 +66,7 @@ class _Batch:
     sampling: Sampling | None
 
 
-class BlockDraft:
+class BlockDraft(HeadedDraft):
     """A head on its target."""
 
     def __init__(
@@ -111,19 +112,6 @@ class BlockDraft:
     ) -> BlockDraft:
         """Load a checkpoint folder. Raises ModelError with one line if it cannot be used."""
         return cls(*READERS[kind](folder), target, depths=depths, rule=rule, agreement=agreement)
-
-    @property
-    def mapped(self) -> bool:
-        return self.checkpoint.to_target is not None
-
-    def outside(self, ids: Sequence[int]) -> int:
-        return self._map.outside(ids, self.fingerprint.vocabulary)
-
-    def skip_reason(self, tokens: Tokens) -> str | None:
-        return skip_reason(tokens, min(len(self._embedding), self._states.token_ids), self.rule, self._states.positions)
-
-    def replay(self, batch: Sequence[Tokens]) -> list[Weights]:
-        return [weights for weights, _ in self.measure(batch)]
 
     @torch.inference_mode()
     def measure(self, batch: Sequence[Tokens]) -> list[tuple[Weights, Agreement | None]]:

@@ -21,7 +21,8 @@ from driftwatch.shadow.agreement import Agreement
 from driftwatch.shadow.draft import Fingerprint, Tokens
 from driftwatch.shadow.eagle3.checkpoint import Checkpoint
 from driftwatch.shadow.eagle3.head import Eagle3Head, Keys, attend
-from driftwatch.shadow.figures import Figures, agreements, skip_reason, target_rows
+from driftwatch.shadow.figures import Figures, agreements, target_rows
+from driftwatch.shadow.headed import HeadedDraft
 from driftwatch.shadow.judge import VocabularyMap, judge, rows_at_once
 from driftwatch.shadow.packing import Packed, pack
 from driftwatch.shadow.states.source import Read
@@ -32,7 +33,7 @@ CONTEXT_ROWS = 8192
 """Rows whose depth-0 keys are computed at a time."""
 
 
-class Eagle3Draft:
+class Eagle3Draft(HeadedDraft):
     """An EAGLE-3 head on its target."""
 
     def __init__(
@@ -76,19 +77,6 @@ class Eagle3Draft:
         self.fingerprint = Fingerprint(
             "eagle3", checkpoint.sha256, checkpoint.parameters, spec.vocabulary, str(checkpoint.path)
         )
-
-    @property
-    def mapped(self) -> bool:
-        return self.checkpoint.to_target is not None
-
-    def outside(self, ids: Sequence[int]) -> int:
-        return self._map.outside(ids, self.fingerprint.vocabulary)
-
-    def skip_reason(self, tokens: Tokens) -> str | None:
-        return skip_reason(tokens, min(len(self._embedding), self._states.token_ids), self.rule, self._states.positions)
-
-    def replay(self, batch: Sequence[Tokens]) -> list[Weights]:
-        return [weights for weights, _ in self.measure(batch)]
 
     @torch.inference_mode()
     def measure(self, batch: Sequence[Tokens]) -> list[tuple[Weights, Agreement | None]]:
