@@ -5,8 +5,8 @@ Settings are environment variables:
 
     PIPELINE_SECRET    the endpoint's secret, `whsec_...`, as in driftwatch's `webhooks[].secrets`
     PIPELINE_FOLDER    where requests, data and results lie; candidates must be visible to driftwatch's shadow there
-    PIPELINE_COMMAND   what trains: run in a folder that holds request.json, run.yaml, train.jsonl and eval.jsonl, with
-                       the names in capitals (OUTPUT_DIR) already replaced; it leaves the draft in ./draft
+    PIPELINE_COMMAND   what trains: run in a folder that holds request.json, run.yaml, run.offline.yaml, train.jsonl and
+                       eval.jsonl, with OUTPUT_DIR already replaced; it leaves the draft in ./draft
 
     uvicorn receiver:app --host 0.0.0.0 --port 9000
 """
@@ -96,8 +96,9 @@ def _fetch(data: dict[str, Any], folder: Path) -> None:
         if hashlib.sha256(content).hexdigest() != expected:
             raise ValueError(f"{uri} is not what was announced")
         (folder / name).write_bytes(content)
-    if data["specforge"] is not None:
-        (folder / "run.yaml").write_text(data["specforge"]["run_configuration"].replace("OUTPUT_DIR", str(folder)))
+    for name, key in (("run.yaml", "run_configuration"), ("run.offline.yaml", "offline_run_configuration")):
+        if data["specforge"] is not None:
+            (folder / name).write_text(data["specforge"][key].replace("OUTPUT_DIR", str(folder)))
 
 
 def _report(data: dict[str, Any], what: str, **body: Any) -> None:

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from driftwatch.control import events, mix, slo
 from driftwatch.control.beside import Beside, Monitors
 from driftwatch.control.events import CANARY, REGRESSED
+from driftwatch.control.stake import at_stake
 from driftwatch.drift.attribution import Findings, Verdict, attribute
 from driftwatch.retrain.policy import propose
 from driftwatch.settings import Settings
@@ -46,7 +47,8 @@ def review(session: Session, settings: Settings, now: float) -> None:
             told = next((one for one in still_open if is_told_by(event, verdict.cause, one)), None)
             if told is not None:
                 log.info("%s of %s goes with event %s: no other", event.details["metric"], event.segment, told.id)
-                also = {event.kind: event.details["current"] | {"log_evidence": event.details["log_evidence"]}}
+                facts = {key: event.details[key] for key in ("channel", "split", "log_evidence")}
+                also = {event.kind: event.details["current"] | facts}
                 told.details = told.details | {"also": told.details.get("also", {}) | also}
                 still_open.remove(event)
                 session.delete(event)
@@ -109,7 +111,7 @@ def _decide(session: Session, settings: Settings, event: Event, beside: Beside, 
     decided = session.scalars(select(Retrain.id).where(Retrain.event_id == event.id)).first()
     if decided is not None and event.details.get("decided") in (asked, None):
         return
-    event.details = event.details | {"decided": asked}
+    event.details = event.details | {"decided": asked, "value_per_day": at_stake(session, settings, event, now)}
     cooldown_s = settings.retrain.cooldown_hours * 3600
     propose(session, event, cooldown_s=cooldown_s, instead=instead, policy=settings.retrain.policy, now=now)
 

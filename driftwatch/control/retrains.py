@@ -55,11 +55,12 @@ def router(store: Store, settings: Settings, guard: Callable[[Request], None]) -
         try:
             guard(request)
         except Problem:
-            given = request.headers.get("authorization", "").partition(" ")[2].strip()
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
             with store.read() as session:
                 retrain = session.get(Retrain, id)
             known = (retrain.token_sha256 if retrain else None) or ""
-            if not hmac.compare_digest(hashlib.sha256(given.encode("latin-1")).hexdigest(), known):
+            same = hmac.compare_digest(hashlib.sha256(given.strip().encode("latin-1")).hexdigest(), known)
+            if scheme.lower() != "bearer" or not same:
                 raise
 
     @routes.get("/retrains", dependencies=guarded)

@@ -17,9 +17,20 @@ import httpx
 from driftwatch.errors import DriftwatchError
 
 METADATA = frozenset(
-    ipaddress.ip_address(address) for address in ("169.254.169.254", "100.100.100.200", "192.0.0.192", "fd00:ec2::254")
+    ipaddress.ip_address(address)
+    for address in (
+        "169.254.169.254",  # AWS, GCP, Azure
+        "168.63.129.16",  # Azure's WireServer
+        "100.100.100.200",  # Alibaba
+        "192.0.0.192",  # Oracle
+        "fd00:ec2::254",  # AWS
+        "fd00:ec2::23",  # AWS EKS Pod Identity
+        "fd20:ce::254",  # GCP
+    )
 )
-"""Clouds hand out credentials to whoever asks there (AWS, GCP and Azure; Alibaba; Oracle; AWS over IPv6)."""
+"""Clouds hand out credentials to whoever asks there."""
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""Behind it a network reaches IPv4 (RFC 6052, section 2.1)."""
 
 
 class RefusedAddress(DriftwatchError):
@@ -53,5 +64,16 @@ def route(url: str, allowed: Sequence[str]) -> Route:
 
 def is_refused(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     """Whether nothing may be sent there, also where IPv6 wraps an IPv4 address."""
-    inner = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None) or address
+    inner = _unwrapped(address)
     return bool(inner.is_link_local or inner.is_multicast or inner.is_unspecified or inner in METADATA)
+
+
+def _unwrapped(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The IPv4 address that an IPv6 one stands for (mapped, 6to4, NAT64), or itself."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address

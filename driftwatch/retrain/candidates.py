@@ -17,24 +17,23 @@ from typing import Any, Literal
 import numpy as np
 from sqlalchemy.orm import Session
 
-from driftwatch.acceptance import Weights, tally
+from driftwatch.acceptance import tally
 from driftwatch.drift import gate
 from driftwatch.drift.gate import Outcome, Verdict
-from driftwatch.drift.paired import Pairs, units_in_order
 from driftwatch.errors import DriftwatchError
 from driftwatch.retrain.announce import CANDIDATE_VERDICT, announce
+from driftwatch.retrain.pairs import CellKey, arrays, names, pair
 from driftwatch.retrain.progress import advance
 from driftwatch.settings import Model, Settings
 from driftwatch.store import candidates, replays, retrains
 from driftwatch.store.connection import Store, insert_new
-from driftwatch.store.schema import Candidate, Deployment, Event, Pair, Replay, Retrain, Sample
+from driftwatch.store.schema import Candidate, Deployment, Event, Pair, Replay, Retrain
 
 log = logging.getLogger(__name__)
 
 BATCH = 500
 P99_REPLAYS = 2000
 
-CellKey = tuple[str, str]
 End = Literal["promoted", "rejected", "failed"]
 
 _ENDS: Mapping[Outcome, End] = {"promote": "promoted", "reject": "rejected"}
@@ -127,38 +126,18 @@ def _take(store: Store, settings: Settings, id: str, now: float) -> int:
         gamma = (settings.model_for(candidate.model) or Model()).gamma
         rows = candidates.unpaired(session, candidate, BATCH)
         before = candidates.count_pairs(session, candidate)
-        found = [_pair(candidate, *row, gamma=gamma) | {"taken": before + i} for i, row in enumerate(rows, 1)]
+        try:
+            found = [pair(candidate, *row, gamma=gamma) | {"taken": before + i} for i, row in enumerate(rows, 1)]
+        except ValueError:
+            candidates.refuse(session, id, f"its replays, or the incumbent's, do not reach gamma {gamma}")
+            return 0
         insert_new(session, Pair, found, "sample_id")
+        seen = {own.fingerprint for _, own, _ in rows} | {candidate.fingerprint} - {None}
+        if len(seen) > 1:
+            candidates.refuse(session, id, "its weights changed while it was judged; hand in what stays as it is")
         if rows:
             candidate.fingerprint, candidate.updated_at = rows[-1][1].fingerprint, now
         return len(rows)
-
-
-def _pair(candidate: Candidate, sample: Sample, own: Replay, incumbent: Replay, *, gamma: int) -> dict[str, Any]:
-    counts = {name: _counts(replay, gamma) for name, replay in (("", own), ("incumbent_", incumbent))}
-    return {
-        "candidate_id": candidate.id,
-        "sample_id": sample.id,
-        "segment": sample.segment,
-        "split": incumbent.split,
-        "session": sample.session,
-        "served_at": sample.served_at,
-        "weight": sample.weight,
-        "tokens": own.tokens,
-    } | {f"{name}{count}": value for name, found in counts.items() for count, value in found.items()}
-
-
-def _counts(replay: Replay, gamma: int) -> dict[str, float]:
-    weights = Weights.decode(
-        replay.encoding,
-        replay.weights,
-        tokens=replay.tokens,
-        depths=replay.depths,
-        proposals=replay.proposals,
-    )
-    found, column = tally(weights, gamma), gamma - 1
-    figures = {"accepted": found.accepted, "tested": found.tested, "steps": found.steps}
-    return {name: float(values[column]) for name, values in figures.items()}
 
 
 def _judge(session: Session, settings: Settings, candidate: Candidate, now: float, *, fresh: bool) -> bool:
@@ -178,7 +157,7 @@ def _judge(session: Session, settings: Settings, candidate: Candidate, now: floa
 def _on_history(session: Session, settings: Settings, candidate: Candidate, now: float) -> bool:
     rows = [row for row in candidates.pairs(session, candidate) if row.sample_id <= candidate.history_until]
     cells, pairs = arrays(rows)
-    verdict = gate.fixed(pairs, _names(cells), _asked(session, candidate, cells), _rules(settings))
+    verdict = gate.fixed(pairs, names(cells), _asked(session, candidate, cells), _rules(settings))
     if verdict.tail.limit is None:
         verdict = replace(verdict, tail=replace(verdict.tail, limit=_p99(session, settings, candidate)))
     candidate.verdict = _told(candidate, verdict, cells)
@@ -201,7 +180,7 @@ def _on_live(session: Session, settings: Settings, candidate: Candidate, now: fl
     rows = [row for row in candidates.pairs(session, candidate) if row.sample_id > candidate.history_until]
     cells, pairs = arrays(rows, sequential=True)
     limit = ((candidate.verdict or {}).get("tail") or {}).get("limit")
-    verdict = gate.sequential(pairs, _names(cells), _asked(session, candidate, cells), limit, _rules(settings))
+    verdict = gate.sequential(pairs, names(cells), _asked(session, candidate, cells), limit, _rules(settings))
     if verdict.outcome != "more_data":
         candidate.verdict = _told(candidate, verdict, cells)
         return _finish(session, settings, candidate, _ENDS[verdict.outcome], list(verdict.reasons), now)
@@ -215,7 +194,10 @@ def _p99(session: Session, settings: Settings, candidate: Candidate) -> float | 
     """The incumbent's p99 of steps per token where the history has none: of its own newest replays."""
     gamma = (settings.model_for(candidate.model) or Model()).gamma
     own = (Deployment.model == candidate.model, Replay.draft == candidate.incumbent)
-    tallies = [tally(one.weights, gamma) for one in replays.newest(session, *own, limit=P99_REPLAYS)]
+    newest = replays.newest(session, *own, limit=P99_REPLAYS)
+    tallies = [
+        tally(one.weights, gamma) for one in newest if one.weights.depth_free or one.weights.values.shape[1] >= gamma
+    ]
     steps = np.array([float(one.steps[gamma - 1]) for one in tallies])
     return gate.p99(steps, np.array([float(one.tokens) for one in tallies]))
 
@@ -223,30 +205,6 @@ def _p99(session: Session, settings: Settings, candidate: Candidate) -> float | 
 def _rules(settings: Settings) -> gate.Rules:
     gates = settings.retrain.gate
     return gate.Rules(gates.margin, gates.tolerance, gates.min_share, gates.tail_tolerance, gates.error)
-
-
-def arrays(rows: list[Pair], *, sequential: bool = False) -> tuple[list[CellKey], Pairs]:
-    """Segment and split of each cell, and the pairs as arrays, units numbered as the one test or the other wants."""
-    cells = sorted({(row.segment, row.split) for row in rows})
-    number = {key: i for i, key in enumerate(cells)}
-    if sequential:
-        unit = units_in_order([row.session for row in rows], [row.served_at for row in rows])
-    else:
-        units: dict[str, int] = {}
-        names = (f"s{row.session}" if row.session is not None else f"r{row.sample_id}" for row in rows)
-        unit = np.array([units.setdefault(name, len(units)) for name in names], dtype=np.int64)
-
-    def column(name: str) -> Any:
-        return np.array([getattr(row, name) for row in rows], dtype=np.float64)
-
-    cell = np.array([number[row.segment, row.split] for row in rows], dtype=np.int64)
-    figures = ("weight", "tokens", "accepted", "tested", "steps")
-    incumbent = ("incumbent_accepted", "incumbent_tested", "incumbent_steps")
-    return cells, Pairs(cell, unit, *(column(name) for name in (*figures, *incumbent)))
-
-
-def _names(cells: list[CellKey]) -> list[str]:
-    return [segment if split == "none" else f"{segment} ({split})" for segment, split in cells]
 
 
 def _asked(session: Session, candidate: Candidate, cells: list[CellKey]) -> list[int]:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_S = 5.0
 LONGEST_RETRY_S = 6 * 3600.0
 ATTEMPTS = 16
-"""With the waits above about two days, then the delivery is dead until somebody sends it again."""
+"""With the waits above about a day, then the delivery is dead until somebody sends it again."""
 TIMEOUT_S = 10.0
 """Longest silence of a receiver."""
 DEADLINE_S = 20.0
@@ -157,6 +157,7 @@ def _settle(delivery: Delivery, error: str | None, wait_s: float | None) -> int:
         return 1
     if error.startswith(str(GONE)) or delivery.attempts >= ATTEMPTS:
         delivery.state = "dead"
+        delivery.given_up += 1
         log.error("webhook %s: %s given up: %s", delivery.endpoint, delivery.event_id, error)
         return 0
     backoff = min(FIRST_RETRY_S * 2 ** (delivery.attempts - 1), LONGEST_RETRY_S)

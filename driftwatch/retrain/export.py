@@ -3,7 +3,7 @@
 ``train.jsonl`` and ``eval.jsonl`` hold pre-tokenised rows, ``{"input_ids", "loss_mask"}``, the mask 1 on the target's
 output tokens alone (SpecForge 0.2.0, ``data.prompts_path``). Where the messages of a request are known,
 ``conversations.jsonl`` holds them too, ``{"id", "conversations": [{"role", "content"}]}`` (``data.train_data_path``),
-for answers to be generated anew.
+for answers to be generated anew. Offline features, which the shadow computes, may lie beside them in ``features``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from driftwatch.store.training import Served, Tokens
 TRAIN = "train.jsonl"
 EVAL = "eval.jsonl"
 CONVERSATIONS = "conversations.jsonl"
+FEATURES = "features"
 MANIFEST = LAST
 SCHEMA_VERSION = 1
 
@@ -98,9 +99,18 @@ def choose_from(store: Store, source: Source, rules: TrainingData) -> Chosen:
 
 
 def export(
-    store: Store, chosen: Chosen, rules: TrainingData, *, place: str, beside: Mapping[str, str] | None = None
+    store: Store,
+    chosen: Chosen,
+    rules: TrainingData,
+    *,
+    place: str,
+    beside: Mapping[str, str] | None = None,
+    featured: Callable[[Path], dict[str, Any]] | None = None,
 ) -> tuple[Export, list[int]]:
     """Write training data to a place, a folder or an fsspec URL, whole or not at all; ``beside`` are further files.
+
+    ``featured`` gets the folder once the rows lie in it, to add what is computed over them, and returns what the
+    manifest says of that.
 
     Returned with the ids of the samples in ``train.jsonl``. A place that holds something, from a run that died before
     it was recorded, is written anew. Raises StoreError if it cannot be written, SettingsError if there is no
@@ -114,8 +124,12 @@ def export(
             written.write(folder, chosen.rows, training.tokens(session, list(chosen.rows)))
         for name, text in (beside or {}).items():
             (folder / name).write_text(text)
+        features = None if featured is None else featured(folder)
         done = _export(written, chosen, place, redacted=rules.redact is not None)
-        (folder / MANIFEST).write_text(json.dumps(_manifest(store, chosen.source, written, done), indent=2) + "\n")
+        manifest = _manifest(store, chosen.source, written, done) | {"features": features}
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        with store.write():  # a leader that was replaced meanwhile ends here: what its successor announced stays
+            pass
         return done, written.trained
 
     return publish(place, write)

@@ -14,6 +14,11 @@ SMALL = {
     "chat_template_sha256": "chat_template.jinja",
 }
 
+STRATEGIES = {"DFlashDraftModel": "dflash", "DominoDraftModel": "domino"}
+"""By ``architectures`` of a draft's config.json, beside EAGLE-3 with its several."""
+TIED = "model.embed_tokens.weight"
+"""The output head of a target that has none of its own."""
+
 
 def target(path: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
     """A target by what its deployment is known for, and by its folder where control can read it."""
@@ -26,15 +31,19 @@ def target(path: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
         "quantisation": facts.get("quantization") or config.get("quantization_config"),
         "vocab_size": config.get("vocab_size"),
         "layers": config.get("num_hidden_layers"),
+        "lm_head_key": None if not config else TIED if config.get("tie_word_embeddings") else "lm_head.weight",
     } | _hashes(path)
 
 
 def draft(path: str | None, facts: Mapping[str, Any], sha256: str | None) -> dict[str, Any]:
-    """A draft; ``sha256`` is the hash of its weights and config, by which replays know it."""
+    """A draft; ``sha256`` is the hash of its weights and config, by which replays know it. Of an EAGLE-3 head as a tree
+    (``path/to/head:steps=5,topk=4,tokens=8``) the path is the head's."""
+    path, tree = _split(path)
     config = _config(path)
     layers = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     return {
         "path": path,
+        "tree": tree,
         "revision": facts.get("draft_revision"),
         "sha256": sha256,
         "strategy": strategy(config),
@@ -46,10 +55,19 @@ def draft(path: str | None, facts: Mapping[str, Any], sha256: str | None) -> dic
     } | _hashes(path)
 
 
+def _split(path: str | None) -> tuple[str | None, str | None]:
+    """Folder and tree."""
+    folder, _, tree = (path or "").rpartition(":")
+    return (folder, tree) if "=" in tree and "/" not in tree and Path(folder).is_dir() else (path, None)
+
+
 def strategy(config: Mapping[str, Any]) -> str | None:
-    """SpecForge's name for this kind of draft; None for a kind that it does not train."""
-    names = " ".join(config.get("architectures") or [])
-    return "eagle3" if "Eagle3" in names or "draft_vocab_size" in config else None
+    """SpecForge's name for this kind of draft; None for a kind that it does not train, or (P-EAGLE) only with a mapping
+    of vocabularies that not every such draft holds."""
+    names = config.get("architectures") or []
+    if any("Eagle3" in name for name in names) or "draft_vocab_size" in config:
+        return None if "PEagleDraftModel" in names else "eagle3"
+    return next((STRATEGIES[name] for name in names if name in STRATEGIES), None)
 
 
 def _config(path: str | None) -> dict[str, Any]:

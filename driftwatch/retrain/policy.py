@@ -15,6 +15,7 @@ from driftwatch.retrain.progress import advance
 from driftwatch.retrain.states import OPEN, State
 from driftwatch.settings import Answer, Policy
 from driftwatch.store import retrains
+from driftwatch.store.connection import lock
 from driftwatch.store.schema import Deployment, Event, Retrain
 
 ADVICE: Mapping[str, str] = {
@@ -27,6 +28,27 @@ ADVICE: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
+class Gain:
+    """What a day's tokens would cost less, were they accepted as before, in the currency of the prices."""
+
+    value: float
+    lower: float | None
+    upper: float | None
+
+    @classmethod
+    def of(cls, details: Mapping[str, Any]) -> Gain | None:
+        """Of an event; None where costs or prices are not known, or data do not suffice."""
+        found = details.get("value_per_day")
+        if not isinstance(found, dict) or found["value"] is None:
+            return None
+        return cls(found["value"], found["lower"], found["upper"])
+
+    def __str__(self) -> str:
+        limits = "no limits" if self.lower is None or self.upper is None else f"{self.lower:.2f} to {self.upper:.2f}"
+        return f"{self.value:.2f} ({limits})"
+
+
+@dataclass(frozen=True)
 class Question:
     """What is known when an alarm asks for training; None is unknown."""
 
@@ -36,7 +58,7 @@ class Question:
     action: str | None
     fall: float | None
     """Baseline less current of the watched figure."""
-    value_per_day: float | None
+    value_per_day: Gain | None
     instead: str | None
     """A reason from outside not to ask."""
     cooling: str | None
@@ -71,11 +93,10 @@ def decide(question: Question, policy: Policy) -> Decision:
     if policy.min_fall > 0 and (question.fall is None or question.fall < policy.min_fall):
         fall = "unknown" if question.fall is None else f"{question.fall:.3f}"
         reasons.append(f"the fall is {fall}, retrain.policy.min_fall {policy.min_fall}")
-    if policy.min_value_per_day is not None and (
-        question.value_per_day is None or question.value_per_day < policy.min_value_per_day
-    ):
-        value = "unknown" if question.value_per_day is None else f"{question.value_per_day:.2f}"
-        reasons.append(f"the expected gain a day is {value}, min_value_per_day {policy.min_value_per_day}")
+    gain, least = question.value_per_day, policy.min_value_per_day
+    if least is not None and (gain is None or gain.value < least):
+        said = "unknown" if gain is None else str(gain)
+        reasons.append(f"the expected gain a day is {said}, retrain.policy.min_value_per_day {least}")
     if question.cooling is not None:
         reasons.append(f"cooldown since {question.cooling}")
     if question.open is not None:
@@ -120,8 +141,10 @@ def propose(
     """Decide, in the event's own transaction; the decision is stored with its reasons either way.
 
     Asked once more about an event, whose cause is another by now, it changes what was decided as long as nobody was
-    told. ``instead`` is a reason not to ask, whatever else holds.
+    told. ``instead`` is a reason not to ask, whatever else holds. Decisions are made one after the other, so that two
+    events of one draft never both find none open.
     """
+    lock(session, "driftwatch:retrain")
     deployment = session.get(Deployment, event.deployment_id) if event.deployment_id is not None else None
     model = deployment.model if deployment else ""
     cooling = retrains.asked_since(session, event.opened_at - cooldown_s, model, event, "suppressed")
@@ -132,7 +155,7 @@ def propose(
         cause=str(event.details.get("cause") or event.cause),
         action=event.details.get("action"),
         fall=_fall(event.details),
-        value_per_day=event.details.get("value_per_day"),
+        value_per_day=Gain.of(event.details),
         instead=instead,
         cooling=cooling.id if cooling else None,
         open=still_open.id if still_open else None,

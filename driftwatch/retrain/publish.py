@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +19,8 @@ T = TypeVar("T")
 
 LAST = "manifest.json"
 """An object store renames no folder: there, what has this file is complete."""
+RANDOM = 8
+"""Characters that tempfile.mkdtemp adds to a prefix."""
 
 
 def publish(place: str, write: Callable[[Path], T]) -> T:
@@ -28,33 +32,56 @@ def publish(place: str, write: Callable[[Path], T]) -> T:
         files, path = fsspec.core.url_to_fs(place)
         if _is_local(files):
             return _beside(Path(path), write)
-        with tempfile.TemporaryDirectory(prefix="driftwatch-export-") as scratch:
-            done = write(Path(scratch))
+        mine = hashlib.sha256(place.encode()).hexdigest()[:16]
+        with _scratch(Path(tempfile.gettempdir()), f"driftwatch-{mine}-") as scratch:
+            done = write(scratch)
             remove(place)
-            files.makedirs(path, exist_ok=True)
-            names = sorted((one.name for one in Path(scratch).iterdir()), key=lambda name: name == LAST)
-            for name in names:
-                files.put_file(str(Path(scratch) / name), f"{path}/{name}")
+            written = (file for file in scratch.rglob("*") if file.is_file())
+            for file in sorted(written, key=lambda file: file.name == LAST):
+                there = f"{path}/{file.relative_to(scratch).as_posix()}"
+                files.makedirs(there.rpartition("/")[0], exist_ok=True)
+                files.put_file(str(file), there)
             return done
     except ImportError as error:
-        raise StoreError(f"`retrain.export_dir`: {place}: {error}; install that package") from None
+        raise StoreError(f"nothing can be written to {place}: {error}; install that package") from None
     except (OSError, ValueError) as error:
-        raise StoreError(f"`retrain.export_dir`: {place}: {_reason(error)}") from error
+        raise StoreError(
+            f"nothing can be written to {place}: {_reason(error)}; name another place (retrain.export_dir)"
+        ) from error
 
 
 def _beside(folder: Path, write: Callable[[Path], T]) -> T:
     """On the same file system, so that it appears by one rename."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f".{glob.escape(folder.name)}-*"):  # by a run that died: it holds what people wrote
-        shutil.rmtree(left, ignore_errors=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with _scratch(folder.parent, f".{folder.name}-") as scratch:
         done = write(scratch)
         shutil.rmtree(folder, ignore_errors=True)
         scratch.rename(folder)
         return done
+
+
+@contextmanager
+def _scratch(parent: Path, prefix: str) -> Iterator[Path]:
+    """An empty folder. Gone at the end, and so are those of runs for the same place that died: people's words lie in
+    them."""
+    for left in parent.glob(glob.escape(prefix) + "?" * RANDOM):
+        shutil.rmtree(left, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    try:
+        yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def exists(place: str) -> bool:
+    """Whether something lies at a place. Raises StoreError where nobody can tell."""
+    try:
+        files, path = fsspec.core.url_to_fs(place)
+        return bool(files.exists(path))
+    except ImportError as error:
+        raise StoreError(f"{place}: {error}; install that package") from None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{place}: {_reason(error)}") from error
 
 
 def remove(place: str) -> None:

@@ -28,7 +28,8 @@ from driftwatch.store.schema import Cell, Deployment, Event, Retrain
 log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
-RUN = "run.yaml"
+RUN, OFFLINE_RUN = "run.yaml", "run.offline.yaml"
+OF_CELLS = ("depths", "out_of_vocabulary")
 DAY = 86_400.0
 
 
@@ -42,6 +43,7 @@ def request(store: Store, settings: Settings, now: float) -> int:
             asked += _request(store, settings, retrain.id, now)
         except DriftwatchError as error:  # the others need not wait for it
             log.error("%s: %s", retrain.id, error)
+            _say(store, retrain.id, f"tried again, since {error}")
     return asked
 
 
@@ -63,18 +65,20 @@ def _request(store: Store, settings: Settings, id: str, now: float) -> bool:
     place = f"{settings.retrain.export_dir.rstrip('/')}/{id}"
     with store.read() as session:
         target, draft = _identities(session, settings, retrain, event)
-    run = _run_configuration(retrain, target, draft)
-    done, trained = export(store, chosen, rules, place=place, beside={} if run is None else {RUN: run})
+    run = _run(retrain, target, draft)
+    files = {} if run is None else {RUN: run.configuration(), OFFLINE_RUN: run.configuration(offline=True)}
+    done, trained = export(store, chosen, rules, place=place, beside=files)
+    token = secrets.token_urlsafe(32)
+    with store.read() as session:  # what takes long holds no lock
+        data = _body(session, settings, retrain, event, done, run, token, now)
     with store.write() as session:
         locked = retrains.locked(session, id)
-        if locked is None or locked.state != "proposed":  # decided otherwise meanwhile: nobody needs the data
-            publish.remove(place)
+        if locked is None or (locked.state, locked.decision) != (retrain.state, retrain.decision):
+            publish.remove(place)  # decided otherwise meanwhile: nobody needs this data
             return False
-        token = secrets.token_urlsafe(32)
         locked.data, locked.token_sha256 = asdict(done), hashlib.sha256(token.encode()).hexdigest()
         locked.trained_on = pack_samples(trained)
         advance(session, locked, "requested", now)
-        data = _body(session, settings, locked, event, done, run, token, now)
         announce(session, settings.webhooks, id=id, type=RETRAIN_REQUESTED, subject=event.segment, at=now, data=data)
     return True
 
@@ -87,7 +91,7 @@ def _say(store: Store, id: str, reason: str) -> None:
 
 
 def _source(session: Session, retrain: Retrain, event: Event, settings: Settings) -> Source:
-    start = _start(event)
+    start = evidence.start_of(event)
     earlier = _answer(retrain) != "redistil"
     if event.cell_id is not None:
         cell = session.get_one(Cell, event.cell_id)
@@ -97,11 +101,6 @@ def _source(session: Session, retrain: Retrain, event: Event, settings: Settings
     split = None if event.split == "none" else event.split
     occasion = Occasion(event.segment, split, start, tenant, earlier)
     return Source(event.deployment_id, event.draft, occasion)
-
-
-def _start(event: Event) -> float:
-    start = event.details.get("start_served_at")
-    return event.opened_at if start is None else float(start)
 
 
 def _answer(retrain: Retrain) -> str:
@@ -119,19 +118,13 @@ def _identities(
     return identity.target(model.target, facts), identity.draft(path, facts, sha256)
 
 
-def _run_configuration(retrain: Retrain, target: dict[str, Any], draft: dict[str, Any]) -> str | None:
+def _run(retrain: Retrain, target: dict[str, Any], draft: dict[str, Any]) -> specforge.Run | None:
     """None for a draft that SpecForge does not train, or whose files are not known here."""
     where = target["path"] or target["model"]
     if where is None or draft["path"] is None or draft["strategy"] is None:
         return None
-    return specforge.run_configuration(
-        run_id=retrain.id,
-        target=where,
-        draft=draft["path"],
-        strategy=draft["strategy"],
-        max_length=specforge.MAX_LENGTH,
-        aux_layers=draft["aux_hidden_state_layer_ids"],
-    )
+    layers = draft["aux_hidden_state_layer_ids"]
+    return specforge.Run(retrain.id, where, draft["path"], draft["strategy"], layers, target["lm_head_key"])
 
 
 def _body(
@@ -140,14 +133,14 @@ def _body(
     retrain: Retrain,
     event: Event,
     done: Export,
-    run: str | None,
+    run: specforge.Run | None,
     token: str,
     now: float,
 ) -> dict[str, Any]:
     """What a pipeline is told, so that it need not ask anything back; no text and no tokens."""
     model = settings.model_for(retrain.model) or Model()
     cell = session.get(Cell, event.cell_id) if event.cell_id is not None else None
-    sides = None if cell is None else evidence.Sides.of(session, cell, _start(event))
+    sides = None if cell is None else evidence.Sides.of(session, event, cell)
     target, draft = _identities(session, settings, retrain, event)
     facts = session.get_one(Deployment, event.deployment_id).facts if event.deployment_id is not None else {}
     return {
@@ -161,6 +154,7 @@ def _body(
         "reason": event.details,
         "depths": None if sides is None else sides.depths(),
         "out_of_vocabulary": None if sides is None else sides.out_of_vocabulary(),
+        "not_known": dict(sides.not_known()) if sides is not None else dict.fromkeys(OF_CELLS, "the event has no cell"),
         "target": target,
         "draft": {"name": retrain.draft} | draft,
         "serving": {
@@ -168,34 +162,24 @@ def _body(
             "version": facts.get("version"),
             "gamma": model.gamma,
             "rule": model.rule,
-            "sampling": [] if cell is None else evidence.sampling(session, cell, _start(event)),
+            "sampling": [] if cell is None else evidence.sampling(session, cell, evidence.start_of(event)),
         },
         "data": asdict(done),
-        "specforge": _specforge(retrain, done, run, target, draft),
+        "specforge": None if run is None else _specforge(run, done),
         "gates": settings.retrain.gate.model_dump(mode="json"),
         "cooldown_s": settings.retrain.cooldown_hours * 3600,
         "callback": {"url": f"{callback_base(settings)}/v1/retrains/{retrain.id}", "token": token},
     }
 
 
-def _specforge(
-    retrain: Retrain, done: Export, run: str | None, target: dict[str, Any], draft: dict[str, Any]
-) -> dict[str, Any] | None:
-    if run is None:
-        return None
-    lines = specforge.commands(
-        run_id=retrain.id,
-        target=target["path"] or target["model"],
-        draft=draft["path"],
-        strategy=draft["strategy"],
-        conversations=done.conversations_uri,
-    )
+def _specforge(run: specforge.Run, done: Export) -> dict[str, Any]:
     return {
         "version": specforge.VERSION,
-        "run_configuration": run,
+        "run_configuration": run.configuration(),
         "run_configuration_uri": publish.uri(done.place, RUN),
+        "offline_run_configuration": run.configuration(offline=True),
         "placeholders": list(specforge.PLACEHOLDERS),
-        "commands": lines,
+        "commands": run.commands(done.conversations_uri),
     }
 
 

@@ -58,7 +58,8 @@ def choose(rows: Iterable[Served], occasion: Occasion, rules: TrainingData) -> C
     chosen: dict[int, Pool] = {}
 
     def take(pool: Pool, found: Sequence[Served], most: int) -> None:
-        for row in balanced([row for row in found if row.sample_id not in chosen], most):
+        room = min(most, rules.max_rows - len(chosen))
+        for row in balanced([row for row in found if row.sample_id not in chosen], room):
             chosen[row.sample_id] = pool
 
     take("event", event, round(rules.max_rows * own_share))

@@ -7,7 +7,9 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 from driftwatch.errors import DriftwatchError, ModelError
+from driftwatch.settings import Model, Settings
 from driftwatch.shadow.draft import Draft
+from driftwatch.shadow.eagle3.tree import Tree, split_spec
 from driftwatch.store import candidates
 from driftwatch.store.connection import Store
 from driftwatch.store.work import Task
@@ -21,9 +23,9 @@ Key = tuple[str, str]
 class Candidates:
     """Puts the candidate that is worked on among the loaded drafts, in place of the one before."""
 
-    def __init__(self, store: Store, root: Path | None, drafts: MutableMapping[Key, Draft]) -> None:
+    def __init__(self, store: Store, settings: Settings, drafts: MutableMapping[Key, Draft]) -> None:
         self._store = store
-        self._root = root
+        self._settings = settings
         self._drafts = drafts
         self._loaded: Key | None = None
         self._refused: set[Key] = set()
@@ -35,7 +37,7 @@ class Candidates:
         if key in self._refused or task.candidate is None:
             return False
         try:
-            draft = self._load(task.candidate, load)
+            draft = self._load(task, task.candidate, load)
         except DriftwatchError as error:
             log.warning("%s: %s", task.draft, error)
             self._refused.add(key)
@@ -47,11 +49,18 @@ class Candidates:
         self._drafts[key], self._loaded = draft, key
         return True
 
-    def _load(self, path: str, load: Load | None) -> Draft:
-        """The path came over HTTP to another process: looked at once more, where the files are."""
-        root = self._root
+    def _load(self, task: Task, path: str, load: Load | None) -> Draft:
+        """The path came over HTTP to another process: looked at once more, where the files are. An EAGLE-3 head is
+        replayed as the tree that the incumbent is."""
+        root = self._settings.retrain.candidates_dir
         if root is None or not Path(path).resolve().is_relative_to(root.resolve()):
             raise ModelError(f"candidate {path}: not below `retrain.candidates_dir`")
         if load is None:
             raise ModelError(f"candidate {path}: the shadow has no draft of this model to compare with")
-        return load(path)
+        tree = self._tree(task)
+        return load(path if tree is None else f"{path}:{tree}")
+
+    def _tree(self, task: Task) -> Tree | None:
+        model = self._settings.model_for(task.model) or Model()
+        found = (draft.path for draft in model.drafts if draft.name == task.incumbent and draft.path is not None)
+        return next((split_spec(path)[1] for path in found), None)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, aliased
 from driftwatch.store import turns
 from driftwatch.store.connection import insert_new
 from driftwatch.store.samples import DAY, spend
-from driftwatch.store.schema import OPEN_WORK, Candidate, Deployment, Pair, Payload, Replay, Sample, Work
+from driftwatch.store.schema import OPEN_WORK, Candidate, Deployment, Pair, Payload, Replay, Sample, Turn, Work
 
 UNDECIDED = ("history", "live")
 
@@ -72,13 +72,17 @@ def fingerprint_of(session: Session, model: str, draft: str) -> str | None:
 
 
 def queue(session: Session, candidate: Candidate, samples: Collection[int], now: float) -> None:
-    """Work for the shadow: the candidate on these samples. What is queued already stays."""
+    """Work for the shadow: the candidate on these samples. What is queued already stays.
+
+    A candidate has turns of its own, as a segment has: however long its history, fresh samples wait for one piece of
+    its work at most, and it is not kept waiting by theirs.
+    """
     pending = {"draft": candidate.id, "state": "pending", "attempts": 0, "queued_at": now}
-    costs = select(Sample.id, Sample.segment, Sample.tokens, Sample.arrived_at).where(Sample.id.in_(samples))
+    costs = select(Sample.id, Sample.tokens, Sample.arrived_at).where(Sample.id.in_(samples))
     wanted = session.execute(costs.order_by(Sample.id)).all()
     if today := sum(row.tokens for row in wanted if row.arrived_at >= now - now % DAY):
         spend(session, today, now)
-    starts = turns.take(session, [(row.segment, row.tokens) for row in wanted])
+    starts = turns.take(session, [(candidate.id, row.tokens) for row in wanted])
     rows = [pending | {"sample_id": row.id, "turn": turn} for row, turn in zip(wanted, starts, strict=True)]
     insert_new(session, Work, rows, "id")
 
@@ -91,6 +95,7 @@ def waiting(session: Session, candidate: Candidate, *, until: int | None = None)
 
 def drop_work(session: Session, candidate: Candidate) -> None:
     session.execute(delete(Work).where(text(OPEN_WORK), Work.draft == candidate.id))
+    session.execute(delete(Turn).where(Turn.segment == candidate.id))
 
 
 def unpaired(session: Session, candidate: Candidate, limit: int) -> list[Any]:

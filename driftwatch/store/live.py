@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select, text, update
+from sqlalchemy import ColumnElement, select, text, update
 from sqlalchemy.orm import Session
 
 from driftwatch.store.schema import LIVE_WAITING, Deployment, Sample
@@ -41,6 +41,14 @@ def unfolded(session: Session, limit: int) -> list[Reported]:
         .with_for_update(of=Sample, skip_locked=True)
     )
     return [_reported(row.Sample, row.model) for row in session.execute(waiting)]
+
+
+def newest(session: Session, *where: ColumnElement[bool], limit: int) -> list[Reported]:
+    """The newest samples with figures for which all of this holds, of Sample and Deployment; newest first."""
+    mine = select(Sample, Deployment.model).join(Deployment, Deployment.id == Sample.deployment_id)
+    told = mine.where(Sample.engine.is_not(None), Sample.purpose == "estimate", *where)
+    rows = session.execute(told.order_by(Sample.id.desc()).limit(limit))
+    return [_reported(row.Sample, row.model) for row in rows]
 
 
 def _reported(sample: Sample, model: str) -> Reported:

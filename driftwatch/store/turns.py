@@ -3,7 +3,7 @@
 Start-time fair queueing (Goyal, Vin and Cheng 1996, IEEE/ACM Trans. Networking 5(5)): a piece of work that costs c
 tokens starts where the one before it of its segment ended, or where the queue is now, whichever is later, and ends c
 later. What starts first is judged first. While two segments both wait, they get equally many tokens judged, to within
-one piece of work; a segment that had nothing to wait for has saved nothing up.
+one piece of work; a segment that had nothing to wait for has saved nothing up. A candidate counts as a segment.
 """
 
 from __future__ import annotations

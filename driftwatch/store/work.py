@@ -40,6 +40,8 @@ class Task:
     top_k: int | None
     candidate: str | None = None
     """Where the draft lies, if it is a candidate, which the settings do not name."""
+    incumbent: str | None = None
+    """The draft that the candidate is compared with."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,9 @@ def lease(session: Session, owner: str, *, now: float, lease_s: float, limit: in
     return [_task(row) for row in session.execute(_tasks(chosen))]
 
 
-def _tasks(chosen: list[int]) -> Select[int, str, Sample, Payload, str, str]:
+def _tasks(chosen: list[int]) -> Select[int, str, Sample, Payload, str, str, str]:
     return (
-        select(Work.id, Work.draft, Sample, Payload, Deployment.model, Candidate.path)
+        select(Work.id, Work.draft, Sample, Payload, Deployment.model, Candidate.path, Candidate.incumbent)
         .join(Sample, Sample.id == Work.sample_id)
         .join(Deployment, Deployment.id == Sample.deployment_id)
         .outerjoin(Payload, Payload.sample_id == Work.sample_id)
@@ -100,6 +102,7 @@ def _task(row: Any) -> Task:
         top_p=sample.top_p,
         top_k=sample.top_k,
         candidate=row.path,
+        incumbent=row.incumbent,
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.machine import Machine, completion, prompts, until
-
-
-class Hook:
-    """A receiver that keeps the types of what it was sent."""
-
-    def __init__(self) -> None:
-        self.types: list[str] = []
-        types = self.types
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                types.append(httpx.Response(200, content=body).json()["type"])
-                self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+from tests.receiving import Receiver, receiving
 
 
 def send(machine: Machine, records: list[dict[str, Any]], *, stream: bool) -> None:
@@ -50,7 +22,11 @@ def send(machine: Machine, records: list[dict[str, Any]], *, stream: bool) -> No
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_engines_own_figures_alone_raise_the_alarm(tmp_path: Path, stream: bool) -> None:
-    hook = Hook()
+    with receiving() as hook:
+        fall(tmp_path, hook, stream)
+
+
+def fall(tmp_path: Path, hook: Receiver, stream: bool) -> None:
     machine = Machine(
         tmp_path,
         models=[{"name": "*", "drafts": [{"name": "incumbent"}], "gamma": 3}],
@@ -59,7 +35,7 @@ def test_an_engines_own_figures_alone_raise_the_alarm(tmp_path: Path, stream: bo
             "tolerance": 0.15,
             "requests_between_false_alarms": 1000,
         },
-        webhooks=[{"name": "hook", "url": f"http://127.0.0.1:{hook.server.server_port}", "events": ["*.opened"]}],
+        webhooks=[{"name": "hook", "url": hook.url, "events": ["*.opened"]}],
         retrain={"export_dir": str(tmp_path / "exports")},
     )
     settings = machine.config.read_text().replace("engine:\n", "engine:\n  metrics_interval_s: 0.2\n")
@@ -87,7 +63,7 @@ def test_an_engines_own_figures_alone_raise_the_alarm(tmp_path: Path, stream: bo
         scraped = {f"driftwatch_live_engine_{name}_total": count for name, count in expected.items()}
         until(lambda: scraped.items() <= machine.metrics(machine.admin).items())
         assert not any(name.startswith("driftwatch_shadow_windows") for name in found)
-        until(lambda: hook.types == ["driftwatch.drift.opened"])
+        until(lambda: [event["type"] for event in hook.events] == ["driftwatch.drift.opened"])
         (event,) = httpx.get(f"{machine.control}/v1/events").json()["events"]
         assert (event["channel"], event["details"]["metric"]) == ("live", "hit_rate")
         (retrain,) = until(
@@ -96,4 +72,3 @@ def test_an_engines_own_figures_alone_raise_the_alarm(tmp_path: Path, stream: bo
         assert retrain["data"]["rows"] > 0
     finally:
         machine.stop()
-        hook.close()

@@ -8,9 +8,6 @@ import multiprocessing
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +22,7 @@ from driftwatch.settings import Policy, Settings
 from driftwatch.store import samples
 from driftwatch.store.connection import Store
 from driftwatch.store.schema import Delivery, Deployment, Event, Retrain
-from tests.serving import serving
+from tests.receiving import receiving
 
 KILLS = 50
 
@@ -75,25 +72,6 @@ def control(folder: str, url: str, first: int) -> None:
         number += 1
 
 
-@contextmanager
-def receiver() -> Iterator[tuple[str, dict[str, set[bytes]]]]:
-    bodies: dict[str, set[bytes]] = defaultdict(set)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            bodies[self.headers["webhook-id"]].add(body)
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    with serving(server):
-        yield f"http://127.0.0.1:{server.server_port}/hook", bodies
-
-
 def test_a_killed_control_loses_no_event_and_doubles_none(tmp_path: Path, sqlite_store: Store) -> None:
     records = [
         Record(id=f"r{i}", prompt_token_ids=[1, i], output_token_ids=[2, 3], labels={"tenant": "a"}, model="m")
@@ -104,13 +82,14 @@ def test_a_killed_control_loses_no_event_and_doubles_none(tmp_path: Path, sqlite
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["driftwatch.retrain.request", "driftwatch.retrain.delivery", __name__])
     chance = random.Random(5)
-    with receiver() as (url, bodies):
+    with receiving() as receiver:
+        url = receiver.url
         for kill in range(KILLS):
             child = processes.Process(target=control, args=(str(tmp_path), url, 1000 * kill))
             child.start()
-            before = len(bodies)
+            before = len(set(receiver.ids))
             deadline = time.monotonic() + 20
-            while len(bodies) == before and time.monotonic() < deadline:
+            while len(set(receiver.ids)) == before and time.monotonic() < deadline:
                 time.sleep(0.001)  # until it is at work: a kill during its start would show nothing
             time.sleep(chance.uniform(0, 0.06))
             child.kill()
@@ -130,6 +109,9 @@ def test_a_killed_control_loses_no_event_and_doubles_none(tmp_path: Path, sqlite
     assert {retrain.event_id for retrain in retrains} == events
     assert {retrain.state for retrain in retrains} == {"requested"}
     assert states == {"delivered"}
+    bodies: dict[str, set[bytes]] = defaultdict(set)
+    for headers, body in receiver.requests:
+        bodies[headers["webhook-id"]].add(body)
     assert set(bodies) == {retrain.id for retrain in retrains}
     for id, different in bodies.items():
         (body,) = different  # the same bytes on every attempt

@@ -16,44 +16,15 @@ from fastapi.testclient import TestClient
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from driftwatch.control.app import create_app
 from driftwatch.retrain import candidates
 from driftwatch.retrain.request import request
 from driftwatch.settings import Settings
 from driftwatch.shadow.worker import Worker
 from driftwatch.store.connection import Store
-from driftwatch.store.schema import Cell, Delivery, Replay, Work
+from driftwatch.store.schema import Cell, Delivery, Pair, Replay, Work
 
+from .retraining import CHAIN, alarm, controlled, send, settings_of
 from .test_control import judge
-from .test_retrain import CHAIN, alarm, send, settings_of
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    (tmp_path / "candidates").mkdir()
-    return settings_of(tmp_path)
-
-
-@pytest.fixture
-def client(store: Store, settings: Settings) -> Iterator[TestClient]:
-    with TestClient(create_app(store, settings), raise_server_exceptions=False) as client:
-        client.headers["authorization"] = "Bearer secret"
-        yield client
-
-
-@pytest.mark.parametrize("path", ["/etc", "../candidates/../x", "{root}", "{root}/../../x", "\u0000"])
-def test_a_candidate_lies_below_its_folder_or_is_refused(
-    client: TestClient, store: Store, settings: Settings, tmp_path: Path, path: str
-) -> None:
-    send(client, range(30))
-    judge(store, settings, 0.8)
-    retrain = alarm(store, settings, start=0.0)
-    request(store, settings, time.time())
-    (tmp_path / "candidates" / "link").symlink_to("/etc")
-    for one in (path.format(root=tmp_path / "candidates"), str(tmp_path / "candidates" / "link" / "x")):
-        answer = client.post(f"/v1/retrains/{retrain.id}/candidate", json={"path": one})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unusable_candidate")
-    assert client.get(f"/v1/retrains/{retrain.id}").json()["state"] == "requested"
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +107,23 @@ def plain(tmp_path: Path, perturbed: Path) -> Settings:
 
 @pytest.fixture
 def judged_by(store: Store, plain: Settings) -> Iterator[TestClient]:
-    with TestClient(create_app(store, plain), raise_server_exceptions=False) as client:
-        client.headers["authorization"] = "Bearer secret"
-        yield client
+    with controlled(store, plain) as one:
+        yield one
+
+
+@pytest.mark.parametrize("path", ["/etc", "../candidates/../x", "{root}", "{root}/../../x", "\u0000"])
+def test_a_candidate_lies_below_its_folder_or_is_refused(
+    judged_by: TestClient, store: Store, plain: Settings, tmp_path: Path, path: str
+) -> None:
+    send(judged_by, range(30))
+    judge(store, plain, 0.8)
+    retrain = alarm(store, plain, start=0.0)
+    request(store, plain, time.time())
+    (tmp_path / "candidates" / "link").symlink_to("/etc")
+    for one in (path.format(root=tmp_path / "candidates"), str(tmp_path / "candidates" / "link" / "x")):
+        answer = judged_by.post(f"/v1/retrains/{retrain.id}/candidate", json={"path": one})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unusable_candidate")
+    assert judged_by.get(f"/v1/retrains/{retrain.id}").json()["state"] == "requested"
 
 
 def test_better_on_average_but_worse_in_one_cell_is_rejected(
@@ -227,3 +212,54 @@ def test_a_candidate_that_cannot_be_loaded_fails_with_the_shadows_word(
     found = evaluate(judged_by, store, plain, folder(plain) / "none", {"a": answers["candidate"][:20]})
     assert found["state"] == "failed"
     assert "config.json" in found["reason"]
+
+
+def test_weights_that_change_while_they_are_judged_fail_the_candidate(
+    judged_by: TestClient, store: Store, plain: Settings, answers: Answers
+) -> None:
+    found = evaluate(judged_by, store, plain, folder(plain) / "new", {"a": answers["candidate"][:20]})
+    (candidate,) = found["candidates"]
+    assert candidate["state"] == "live"
+    shutil.copy(CHAIN / "model.safetensors", folder(plain) / "new" / "model.safetensors")
+    send(judged_by, range(500, 520))
+    worker = Worker(plain, store)  # another one, which reads the folder anew
+    while worker.step():
+        pass
+    candidates.judge(store, plain, time.time())
+    while worker.step():
+        pass
+    candidates.judge(store, plain, time.time())
+    over = judged_by.get(f"/v1/retrains/{found['id']}").json()
+    assert over["state"] == "failed"
+    assert over["reason"].startswith("its weights changed while it was judged")
+
+
+def test_replays_that_do_not_reach_the_settings_gamma_fail_the_candidate(
+    judged_by: TestClient, store: Store, plain: Settings, answers: Answers
+) -> None:
+    """Replayed to three depths before somebody set a larger gamma: what is stored does not hold it."""
+    found = evaluate(judged_by, store, plain, folder(plain) / "new", {"a": answers["candidate"][:20]})
+    with store.write() as session:
+        session.execute(sa.delete(Pair))
+        three = {"encoding": "bits", "depths": 3, "weights": bytes(9)}
+        session.execute(sa.update(Replay).values(tokens=24, **three))
+    deeper = plain.model_copy(update={"models": [plain.models[0].model_copy(update={"gamma": 5})]})
+    candidates.judge(store, deeper, time.time())
+    over = judged_by.get(f"/v1/retrains/{found['id']}").json()
+    assert (over["state"], over["reason"]) == ("failed", "its replays, or the incumbent's, do not reach gamma 5")
+
+
+@pytest.mark.parametrize("details", [{"note": "a\u0000b"}, {"deep": {"er": ["\u0000"]}}])
+def test_details_that_a_database_cannot_hold_are_an_error_and_no_fault(
+    judged_by: TestClient, store: Store, plain: Settings, details: dict[str, Any]
+) -> None:
+    send(judged_by, range(30))
+    judge(store, plain, 0.8)
+    retrain = alarm(store, plain, start=0.0)
+    request(store, plain, time.time())
+    body = {"path": str(folder(plain) / "new")} | details
+    answer = judged_by.post(f"/v1/retrains/{retrain.id}/candidate", json=body)
+    assert answer.status_code in (202, 400), answer.text
+    report = judged_by.post(f"/v1/retrains/{retrain.id}/state", json={"state": "failed", "reason": "a\u0000b"})
+    assert report.status_code in (200, 400), report.text
+    assert judged_by.get("/v1/retrains/%00").status_code in (400, 404)

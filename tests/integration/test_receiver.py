@@ -27,8 +27,8 @@ from driftwatch.retrain.request import request
 from driftwatch.settings import Webhook
 from driftwatch.store.connection import Store
 
+from .retraining import CHAIN, alarm, send, settings_of
 from .test_control import judge
-from .test_retrain import CHAIN, alarm, send, settings_of
 
 ROOT = Path(__file__).parents[2]
 KEY = b"0123456789abcdef01234567"

@@ -23,8 +23,8 @@ from driftwatch.store.schema import Delivery
 from tests.e2e.machine import Machine, until
 from tests.serving import serving
 
+from .retraining import CHAIN, alarm
 from .test_control import judge, record
-from .test_retrain import CHAIN, alarm
 
 SCRIPT = Path(__file__).parent / "receiver.sh"
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()

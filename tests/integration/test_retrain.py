@@ -4,101 +4,44 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
 import sqlalchemy as sa
 import yaml
 from fastapi.testclient import TestClient
+from sqlalchemy.orm import Session
 
-from driftwatch.control.app import create_app
+from driftwatch.control.judge import fold
 from driftwatch.errors import StoreError
 from driftwatch.retrain import progress
 from driftwatch.retrain.export import choose_from, export, source_of
 from driftwatch.retrain.policy import propose
 from driftwatch.retrain.request import forget, request
 from driftwatch.retrain.schema import published
+from driftwatch.retrain.states import FOLLOWS, REPORTED, STATES
 from driftwatch.settings import Settings
 from driftwatch.store.connection import Store
-from driftwatch.store.schema import Cell, Delivery, Event, Replay, Retrain, Sample
+from driftwatch.store.schema import Event, Replay, Retrain, Sample
 
+from .retraining import CHAIN, alarm, alarmed, asked, controlled, file_bytes, lines, send, settings_of, the_cell
 from .test_control import judge, record
-
-CHAIN = Path(__file__).parents[1] / "data" / "models" / "chain"
-HOOK = {"name": "hook", "url": "http://127.0.0.1:9/hook", "secrets": ["whsec_c2VjcmV0"]}
-
-
-def settings_of(folder: Path, **retrain: Any) -> Settings:
-    return Settings(
-        models=[{"name": "*", "drafts": [{"name": "incumbent", "path": str(CHAIN)}], "gamma": 3}],
-        detect={"baseline": {"min_requests": 10_000}},
-        webhooks=[HOOK],
-        control={"tick_s": 3600, "token": "secret"},
-        shadow={"device": "cpu", "threads": 1},
-        retrain={"export_dir": folder / "exports", "candidates_dir": folder / "candidates"} | retrain,
-    )
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    (tmp_path / "candidates").mkdir()
     return settings_of(tmp_path)
 
 
 @pytest.fixture
 def client(store: Store, settings: Settings) -> Iterator[TestClient]:
-    with TestClient(create_app(store, settings), raise_server_exceptions=False) as client:
-        client.headers["authorization"] = "Bearer secret"
-        yield client
-
-
-def send(client: TestClient, numbers: range, tenant: str = "a", **fields: Any) -> None:
-    """Requests with tokens of their own, so that none is another's duplicate."""
-    records = [record(i, tenant, output_token_ids=[i, *range(32)]) | fields for i in numbers]
-    assert client.post("/v1/samples", json=records).json()["stored"] == len(records)
-
-
-def alarm(store: Store, settings: Settings, *, start: float, segment: str = "tenant=a", **details: Any) -> Retrain:
-    """An event as the detector writes it, and the decision on it."""
-    with store.write() as session:
-        cell = session.scalars(sa.select(Cell).where(Cell.segment == segment).order_by(Cell.id.desc())).first()
-        assert cell is not None
-        number = session.scalar(sa.select(sa.func.count()).select_from(Event)) or 0
-        event = Event(
-            id=f"event{number}",
-            kind="drift",
-            cell_id=cell.id,
-            deployment_id=cell.deployment_id,
-            segment=segment,
-            split=cell.split,
-            draft=cell.draft,
-            cause=details.get("cause", "unknown"),
-            opened_at=time.time(),
-            closed_at=time.time(),
-            request_id="r1",
-            start_request_id="r1",
-            details={"start_served_at": start, "cause": "unknown"} | details,
-        )
-        session.add(event)
-        session.flush()
-        return propose(session, event, cooldown_s=3600, policy=settings.retrain.policy)
-
-
-def lines(uri: str) -> list[dict[str, Any]]:
-    with fsspec.open(uri, "rt") as file:
-        return [json.loads(line) for line in file]
-
-
-def asked(store: Store) -> dict[str, Any]:
-    """The one request that was announced."""
-    with store.read() as session:
-        query = sa.select(Delivery.body).where(Delivery.type == "driftwatch.retrain.requested")
-        found: dict[str, Any] = json.loads(session.scalars(query).one())
-    return found
+    with controlled(store, settings) as one:
+        yield one
 
 
 def test_a_request_holds_all_that_a_pipeline_needs(
@@ -144,12 +87,6 @@ def test_a_request_holds_all_that_a_pipeline_needs(
     history = client.get(f"/v1/retrains/{retrain.id}").json()["history"]
     assert [(step["before"], step["after"]) for step in history] == [(None, "proposed"), ("proposed", "requested")]
     assert request(store, settings, time.time()) == 0
-
-
-def file_bytes(uri: str) -> bytes:
-    with fsspec.open(uri, "rb") as file:
-        found: bytes = file.read()
-    return found
 
 
 def test_a_no_is_stored_with_every_reason(client: TestClient, store: Store, tmp_path: Path) -> None:
@@ -240,9 +177,23 @@ def test_an_export_is_whole_wherever_it_lies(
     ]
 
 
-def the_cell(store: Store) -> Cell:
-    with store.read() as session:
-        return session.scalars(sa.select(Cell).where(Cell.segment == "tenant=a")).one()
+def test_a_leader_that_was_replaced_meanwhile_leaves_what_its_successor_wrote(
+    client: TestClient, store: Store, settings: Settings, tmp_path: Path
+) -> None:
+    send(client, range(40))
+    judge(store, settings, 0.8)
+    rules, place = settings.retrain.data, str(tmp_path / "out")
+    stale = choose_from(store, source_of(the_cell(store), 0.0, rules), rules)
+    send(client, range(40, 60))
+    judge(store, settings, 0.8)
+    done, _ = export(store, choose_from(store, source_of(the_cell(store), 0.0, rules), rules), rules, place=place)
+
+    def replaced(_: Session) -> None:
+        raise StoreError("this control does not lead any more")
+
+    with pytest.raises(StoreError, match="does not lead"):
+        export(store.checked(replaced), stale, rules, place=place)
+    assert hashlib.sha256(file_bytes(done.uri)).hexdigest() == done.sha256
 
 
 def test_what_may_not_be_trained_on_is_left_out(client: TestClient, store: Store, tmp_path: Path) -> None:
@@ -303,6 +254,28 @@ def test_a_redactor_sees_each_row_before_it_is_written(
     with pytest.raises(StoreError, match="returned no row"):
         export(store, source, spoilt, place=str(tmp_path / "y"))
     assert not (tmp_path / "y").exists()
+
+
+def test_a_redactor_that_raises_holds_up_its_own_request_alone(
+    client: TestClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = "def redact(row):\n    if row['id'] == 'r7':\n        raise KeyError(row)\n    return row\n"
+    (tmp_path / "raising_redactor.py").write_text(code)
+    settings = settings_of(tmp_path, data={"redact": "raising_redactor:redact", "low_share": 0, "replay_share": 0})
+    send(client, range(30))
+    send(client, range(30, 60), "b")
+    judge(store, settings, 0.8)
+    first = alarm(store, settings, start=0.0)
+    with store.write() as session:
+        session.get_one(Retrain, first.id).draft = "another"  # of another draft, so that both may be open
+    alarm(store, settings, start=0.0, segment="tenant=b")
+    assert request(store, settings, time.time()) == 1
+    assert asked(store)["data"]["data"]["rows"] > 20
+    found = client.get(f"/v1/retrains/{first.id}").json()
+    assert found["state"] == "proposed"
+    assert found["reason"].endswith("raising_redactor:redact failed on a row: KeyError")
+    assert not list((tmp_path / "exports").glob(f"*{first.id}*"))
 
 
 def test_messages_become_conversations_where_they_are_kept(
@@ -393,5 +366,143 @@ def test_an_eagle3_draft_comes_with_a_run_configuration(tmp_path: Path, store: S
     assert file_bytes(data["specforge"]["run_configuration_uri"]).decode() == data["specforge"]["run_configuration"]
     assert run["model"]["draft_checkpoint_path"] == str(models / "eagle3")
     assert run["model"]["vocab_mapping_path"].endswith("vocab_mapping.pt")
-    assert list(data["specforge"]["commands"]) == ["mapping", "plan", "train", "export"]
+    steps = ["mapping", "plan", "train", "features_of_rows", "train_offline", "export"]
+    assert list(data["specforge"]["commands"]) == steps
+    offline = yaml.safe_load(data["specforge"]["offline_run_configuration"])
+    assert offline["model"] == run["model"] | {"lm_head_key": "lm_head.weight"}
+    assert len(json.dumps(data)) < 20_000
     assert data["target"]["tokenizer_sha256"]
+
+
+def test_every_step_that_is_not_possible_is_refused_and_changes_nothing(
+    client: TestClient, store: Store, settings: Settings
+) -> None:
+    """Each state against each report, and a candidate, with control's own token: it may no more than a pipeline."""
+    send(client, range(30))
+    judge(store, settings, 0.8)
+    retrain = alarm(store, settings, start=0.0)
+    url = f"/v1/retrains/{retrain.id}"
+    for before in STATES:
+        for after in (*sorted(REPORTED), "candidate_ready"):
+            with store.write() as session:
+                session.execute(sa.update(Retrain).values(state=before))
+            if after in FOLLOWS[before]:
+                continue
+            if after == "candidate_ready":
+                new = str(settings.retrain.candidates_dir) + "/new"
+                answer = client.post(f"{url}/candidate", json={"path": new})
+            else:
+                answer = client.post(f"{url}/state", json={"state": after})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (409, "illegal_transition"), (before, after)
+            assert f"is {before} cannot become {after}; possible: " in answer.json()["error"]["message"]
+            found = client.get(url).json()
+            assert (found["state"], len(found["history"]), found["candidates"]) == (before, 1, [])
+
+
+def test_a_token_is_good_for_its_own_retrain_alone(client: TestClient, store: Store, settings: Settings) -> None:
+    send(client, range(30))
+    judge(store, settings, 0.8)
+    first = alarm(store, settings, start=0.0)
+    request(store, settings, time.time())
+    token = asked(store)["data"]["callback"]["token"]
+    client.post(f"/v1/retrains/{first.id}/state", json={"state": "failed"})
+    send(client, range(30, 60), "b")
+    judge(store, settings, 0.8)
+    second = alarm(store, settings, start=0.0, segment="tenant=b")
+    request(store, settings, time.time())
+
+    def seen(id: str, given: str) -> int:
+        return client.get(f"/v1/retrains/{id}", headers={b"authorization": given.encode("latin-1")}).status_code
+
+    assert seen(first.id, f"Bearer {token}") == seen(first.id, f"bearer {token}") == 200
+    assert seen(second.id, f"Bearer {token}") == 401
+    assert seen("none", f"Bearer {token}") == 401
+    for given in ("", "Bearer", f"Basic {token}", token, f"Bearer {token}x", f"Bearer {token[:-1]}", "Bearer \xff"):
+        assert seen(first.id, given) == 401, given
+    for path in ("/v1/candidates", "/v1/deliveries", "/v1/config", "/v1/segments"):
+        assert client.get(path, headers={"authorization": f"Bearer {token}"}).status_code == 401
+    with store.read() as session:
+        kept = session.scalars(sa.select(Retrain.token_sha256)).all()
+    assert sha256(token.encode()).hexdigest() in kept
+    assert token not in str(kept)
+
+
+def test_a_cooldown_outlives_a_restart_and_is_of_one_cell(
+    client: TestClient, store: Store, settings: Settings, store_url: str
+) -> None:
+    send(client, range(30))
+    send(client, range(30, 60), "b")
+    judge(store, settings, 0.8)
+    first = alarm(store, settings, start=0.0)
+    request(store, settings, time.time())
+    client.post(f"/v1/retrains/{first.id}/state", json={"state": "failed"})
+    again = Store(store_url)  # another process: nothing is remembered but what is stored
+    second = alarm(again, settings, start=0.0)
+    assert (second.state, second.reason) == ("suppressed", f"cooldown since {first.id}")
+    assert alarm(again, settings, start=0.0, segment="tenant=b").state == "proposed"
+    with again.write() as session:
+        session.execute(sa.update(Retrain).where(Retrain.id == first.id).values(created_at=time.time() - 3601))
+        session.execute(sa.update(Retrain).where(Retrain.id != first.id).values(state="failed", created_at=0.0))
+    assert alarm(again, settings, start=0.0).state == "proposed"
+    again.close()
+
+
+def test_two_decisions_at_once_open_one_retrain(client: TestClient, store: Store, settings: Settings) -> None:
+    """Two threads of a control, or two controls while one takes over: the second looks once the first has decided."""
+    send(client, range(30))
+    send(client, range(30, 60), "b")
+    judge(store, settings, 0.8)
+    decided, states = threading.Event(), dict[str, str]()
+
+    def decide(segment: str, *, first: bool) -> None:
+        with store.write() as session:
+            states[segment] = alarmed(session, settings, start=0.0, segment=segment, number=int(first)).state
+            if first:
+                decided.set()
+                time.sleep(0.5)  # the other one has begun by now, and must wait
+
+    one = threading.Thread(target=decide, args=("tenant=a",), kwargs={"first": True})
+    one.start()
+    assert decided.wait(10)
+    decide("tenant=b", first=False)
+    one.join()
+    assert states == {"tenant=a": "proposed", "tenant=b": "suppressed"}
+
+
+def test_live_figures_are_told_depth_by_depth_too_and_what_is_not_known_says_why(store: Store, tmp_path: Path) -> None:
+    """The recorded engine's own counts: vLLM 0.32 tells depths apart, and nobody the draft's vocabulary."""
+    base = settings_of(tmp_path)
+    settings = base.model_copy(update={"models": [base.models[0].model_validate({"drafts": [{}], "gamma": 3})]})
+    trace = Path(__file__).parents[1] / "data" / "traces" / "draft3.T0.jsonl"
+    rows = [json.loads(line) | {"labels": {"tenant": "a"}, "model": "m"} for line in trace.read_text().splitlines()]
+    with controlled(store, settings) as client:
+        assert client.post("/v1/samples", json=rows).json()["stored"] == len(rows)
+        fold(store, settings, time.time())
+        alarm(store, settings, start=0.0)
+        assert request(store, settings, time.time()) == 1
+    data = asked(store)["data"]
+    windows = sum(row["engine"]["windows"] for row in rows)
+    for depth, told in enumerate(data["depths"]["current"]):
+        accepted = sum(sum(row["engine"]["accepted_histogram"][depth + 1 :]) for row in rows)
+        assert (told["depth"], told["numerator"], told["denominator"]) == (depth, accepted, windows)
+        assert told["lower"] < told["value"] < told["upper"]
+    assert data["depths"]["baseline"][0]["value"] is None
+    assert data["out_of_vocabulary"] is None
+    assert list(data["not_known"]) == ["out_of_vocabulary"]
+    assert "only a replay can tell" in data["not_known"]["out_of_vocabulary"]
+
+
+def test_an_engine_that_says_less_gives_no_depths_and_the_payload_says_so(store: Store, tmp_path: Path) -> None:
+    base = settings_of(tmp_path)
+    settings = base.model_copy(update={"models": [base.models[0].model_validate({"drafts": [{}], "gamma": 3})]})
+    engine = {"windows": 10, "drafted": 30, "accepted": 15}
+    with controlled(store, settings) as client:
+        rows = [record(i, engine=engine, output_token_ids=[i, *range(25)]) for i in range(40)]
+        assert client.post("/v1/samples", json=rows).json()["stored"] == len(rows)
+        fold(store, settings, time.time())
+        alarm(store, settings, start=0.0)
+        assert request(store, settings, time.time()) == 1
+    data = asked(store)["data"]
+    assert data["depths"] is None
+    reason = "the engine does not tell depths apart: its acceptance_rate is watched"
+    assert data["not_known"]["depths"] == reason

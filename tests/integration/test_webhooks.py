@@ -12,11 +12,10 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -33,45 +32,10 @@ from driftwatch.retrain.delivery import ATTEMPTS, Courier
 from driftwatch.settings import Settings, Webhook
 from driftwatch.store.connection import Store
 from driftwatch.store.schema import Delivery
-from tests.serving import serving
+from tests.receiving import receiving
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
 OLD_SECRET = "whsec_" + base64.b64encode(b"76543210fedcba9876543210").decode()
-
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-class Receiver:
-    """A real HTTP server that answers as it is told and keeps what it got."""
-
-    def __init__(self, *answers: tuple[int, dict[str, str]]) -> None:
-        self.requests: list[tuple[dict[str, str], bytes]] = []
-        answers_left = list(answers)
-        received = self.requests
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                received.append(({key.lower(): value for key, value in self.headers.items()}, body))
-                status, headers = answers_left.pop(0) if answers_left else (204, {})
-                self.send_response(status)
-                for key, value in headers.items():
-                    self.send_header(key, value)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
-
-
-@contextmanager
-def receiving(*answers: tuple[int, dict[str, str]]) -> Iterator[Receiver]:
-    receiver = Receiver(*answers)
-    with serving(receiver.server):
-        yield receiver
 
 
 def hook(url: str, *secrets: str, name: str = "a", events: tuple[str, ...] = ("*",), **more: Any) -> Webhook:
@@ -130,7 +94,7 @@ def test_a_failure_is_tried_again_with_the_same_id_and_body(store: Store) -> Non
             started = time.time()
             sender.run()
             waits.append(deliveries(store)[0].due_at - started)
-    assert [headers["webhook-id"] for headers, _ in receiver.requests] == ["e1"] * 3
+    assert receiver.ids == ["e1"] * 3
     assert len({body for _, body in receiver.requests}) == 1
     assert 3 < waits[0] < 7 < waits[1] < 13
     (row,) = deliveries(store)
@@ -188,7 +152,7 @@ def test_events_stay_in_order_behind_one_that_fails(store: Store) -> None:
         assert sender.run() == 0
         make_due(store)
         assert sender.run() == 3
-    assert [headers["webhook-id"] for headers, _ in receiver.requests] == ["e1", "e1", "e2", "e3"]
+    assert receiver.ids == ["e1", "e1", "e2", "e3"]
 
 
 def test_a_dead_endpoint_does_not_hold_up_another(store: Store) -> None:
@@ -236,7 +200,7 @@ def test_a_crash_between_answer_and_record_sends_the_same_id_again(
             with pytest.raises(KeyboardInterrupt):
                 sender.run()
         assert sender.run() == 1
-    assert [headers["webhook-id"] for headers, _ in receiver.requests] == ["e1", "e1"]
+    assert receiver.ids == ["e1", "e1"]
 
 
 def test_a_secret_that_is_none_is_a_settings_error() -> None:
@@ -288,12 +252,18 @@ def test_an_endless_answer_is_not_read(store: Store) -> None:
     assert sum(sent) < 20_000_000
 
 
-def test_a_certificate_that_is_not_trusted_gets_nothing(store: Store, tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed one for localhost, and its key."""
+    made, key = folder / f"{name}.pem", folder / f"{name}.key"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    subprocess.run([*command, "-keyout", key, "-out", made], check=True, capture_output=True)
+    return made, key
+
+
+def test_a_certificate_that_is_not_trusted_or_becomes_another_gets_nothing(store: Store, tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    trusted, key = certificate(tmp_path, "first")
+    context.load_cert_chain(trusted, key)
     with receiving() as receiver:
         receiver.server.socket = context.wrap_socket(receiver.server.socket, server_side=True)
         url = receiver.url.replace("http://127.0.0.1", "https://localhost")
@@ -307,10 +277,80 @@ def test_a_certificate_that_is_not_trusted_gets_nothing(store: Store, tmp_path: 
         # Once it is trusted the same event arrives: the name is verified though the address was resolved beforehand.
         make_due(store)
         sender = Courier(store, [hook(url)])
-        sender._client = httpx.Client(verify=ssl.create_default_context(cafile=str(certificate)))
+        sender._client = httpx.Client(verify=ssl.create_default_context(cafile=str(trusted)))
         assert sender.run() == 1
+        # The next morning somebody else answers there.
+        context.load_cert_chain(*certificate(tmp_path, "second"))
+        queue(store, [hook(url)], "e2")
+        assert sender.run() == 0
         sender.close()
+    assert receiver.ids == ["e1"]
     assert receiver.requests[0][0]["host"] == url.removeprefix("https://").removesuffix("/hook")
+    last = deliveries(store)[-1]
+    assert (last.event_id, last.state) == ("e2", "pending")
+    assert "CERTIFICATE_VERIFY_FAILED" in (last.error or "")
+
+
+def test_a_name_that_answers_otherwise_the_second_time_gains_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DNS rebinding: what was looked at is what is connected to."""
+    resolve, asked = socket.getaddrinfo, list[str]()
+
+    def rebinding(host: Any, port: Any, *rest: Any, **more: Any) -> Any:
+        asked.append(str(host))
+        if host != "rebind.example":
+            return resolve(host, port, *rest, **more)
+        address = "127.0.0.1" if asked.count("rebind.example") == 1 else "169.254.169.254"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port or 80))]
+
+    with receiving() as receiver:
+        url = receiver.url.replace("127.0.0.1", "rebind.example")
+        with courier(store, hook(url)) as sender:
+            monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+            queue(store, [hook(url)], "e1", "e2")
+            assert sender.run() == 1
+    assert receiver.ids == ["e1"]
+    assert receiver.requests[0][0]["host"] == url.removeprefix("http://").removesuffix("/hook")
+    assert asked.count("rebind.example") == 2  # once a delivery, by us alone
+    assert "169.254.169.254, a link-local, metadata or multicast address" in (deliveries(store)[-1].error or "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"", "ReadTimeout"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 100_000, "RemoteProtocolError"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 5_000_000, "RemoteProtocolError"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "RemoteProtocolError"),
+    ],
+)
+def test_a_receiver_that_hangs_or_talks_nonsense_is_tried_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, answer: bytes, error: str
+) -> None:
+    monkeypatch.setattr("driftwatch.retrain.delivery.TIMEOUT_S", 1.0)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def talk() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(answer)
+                over.wait(20)
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        with courier(store, hook(url)) as sender:
+            queue(store, [hook(url)], "e1")
+            assert sender.run() == 0
+        over.set()
+        thread.join(timeout=10)
+    (row,) = deliveries(store)
+    assert (row.state, row.attempts) == ("pending", 1)
+    assert error in (row.error or "")
+    assert len(row.error or "") < 300
 
 
 @pytest.mark.parametrize(
@@ -353,7 +393,7 @@ def test_a_dead_delivery_is_sent_again_under_its_own_id(store: Store) -> None:
             answer = client.post("/v1/deliveries/e1/redrive?endpoint=a")
             assert (answer.status_code, answer.json()) == (200, {"id": "e1", "endpoints": ["a"]})
             assert sender.run() == 1
-    assert [headers["webhook-id"] for headers, _ in receiver.requests] == ["e1"] * 3
+    assert receiver.ids == ["e1"] * 3
     assert {row.endpoint: row.state for row in deliveries(store)} == {"a": "delivered", "b": "dead"}
 
 

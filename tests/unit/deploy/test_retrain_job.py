@@ -18,9 +18,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from driftwatch.retrain.specforge import Run
 from tests.serving import serving
 
 PIPELINE = Path(__file__).parents[3] / "deploy" / "retrain-pipeline"
+DATA = Path(__file__).parents[2] / "data"
 VERSIONS = ("1.29", "1.33", "1.37")
 NAMES = {
     "IMAGE": "registry.example/specforge:0.2.0",
@@ -165,6 +167,32 @@ def test_the_script_runs_the_lines_of_its_request_in_order(tmp_path: Path) -> No
     ]
     assert yaml.safe_load((folder / "run.yaml").read_text()) == {"servers": ["http://sglang:30000", "mooncake:50051"]}
     assert (folder / "vocab_mapping.pt").exists()
+
+
+def test_without_a_capture_server_features_of_the_rows_are_written_first(tmp_path: Path) -> None:
+    """By driftwatch's own command, as the request tells it."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "specforge").write_text(SPECFORGE)
+    (tmp_path / "bin" / "specforge").chmod(0o755)
+    folder = tmp_path / RUN
+    folder.mkdir()
+    shutil.copy(PIPELINE / "train.sh", folder)
+    run = Run("r", str(DATA / "models" / "target"), str(DATA / "models" / "eagle3"), "eagle3")
+    (folder / "request.json").write_text(json.dumps({"data": {"specforge": {"commands": run.commands(None)}}}))
+    row = {"input_ids": list(range(1, 30)), "loss_mask": [0] * 20 + [1] * 9}
+    (folder / "train.jsonl").write_text(json.dumps(row) + "\n")
+    programs = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": programs, "CAPTURE_SERVER": "", "OMP_NUM_THREADS": "1"}
+    for _ in range(2):  # a Job tries once more
+        shutil.rmtree(folder / "draft", ignore_errors=True)
+        done = subprocess.run(["sh", "train.sh"], cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert [file.name for file in (folder / "features").rglob("*.ckpt")] == ["data_0.ckpt"]
+    assert json.loads((folder / "features" / "manifest.json").read_text())["rows"] == 1
+    assert (folder / "vocab_mapping.pt").exists()
+    calls = (folder / "calls").read_text().splitlines()
+    assert [line.split()[0] for line in calls] == ["train", "export"] * 2
+    assert calls[0] == f"train -c {folder}/run.offline.yaml"
 
 
 def test_a_step_that_fails_ends_the_script(tmp_path: Path) -> None:

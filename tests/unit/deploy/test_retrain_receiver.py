@@ -80,7 +80,8 @@ def event(tmp_path: Path, server: Control, **changed: Any) -> bytes:
     sha256 = hashlib.sha256(rows.read_bytes()).hexdigest()
     data = {"uri": rows.as_uri(), "sha256": sha256, "eval_uri": rows.as_uri(), "eval_sha256": sha256} | changed
     callback = {"url": f"http://127.0.0.1:{server.server_port}", "token": "of-this-retrain"}
-    whole = {"data": data, "specforge": {"run_configuration": "out: OUTPUT_DIR"}, "callback": callback}
+    specforge = {"run_configuration": "out: OUTPUT_DIR", "offline_run_configuration": "offline: OUTPUT_DIR"}
+    whole = {"data": data, "specforge": specforge, "callback": callback}
     return json.dumps({"id": "e1", "type": "driftwatch.retrain.requested", "data": whole}).encode()
 
 
@@ -109,6 +110,7 @@ def test_an_event_is_one_run_however_often_it_comes(receiver: ModuleType, tmp_pa
     assert server.reports[-1][1] == {"path": str(run / "draft")}
     assert (run / "draft").read_bytes() == (run / "train.jsonl").read_bytes()
     assert (run / "run.yaml").read_text() == f"out: {run}"
+    assert (run / "run.offline.yaml").read_text() == f"offline: {run}"
 
 
 def test_a_forged_event_starts_nothing(receiver: ModuleType, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,11 @@ from driftwatch.retrain.address import RefusedAddress, is_refused, route
         ("fe80::1", True),
         ("::ffff:169.254.169.254", True),
         ("2002:a9fe:a9fe::", True),  # 6to4 around 169.254.169.254
+        ("64:ff9b::169.254.169.254", True),
+        ("64:ff9b::10.0.0.1", False),
+        ("168.63.129.16", True),
+        ("fd20:ce::254", True),
+        ("fd00:ec2::23", True),
         ("224.0.0.1", True),
         ("0.0.0.0", True),
         ("::", True),
@@ -46,3 +52,18 @@ def test_only_hosts_that_are_named(pattern: str, allowed: bool) -> None:
     else:
         with pytest.raises(RefusedAddress, match=r"the host localhost is not in delivery\.hosts"):
             route("http://localhost/", [pattern])
+
+
+@pytest.mark.parametrize("host", ["2852039166", "0xa9fea9fe", "169.254.43518", "[::ffff:a9fe:a9fe]", "[fe80::1%25lo]"])
+def test_other_spellings_of_such_an_address(host: str) -> None:
+    with pytest.raises((RefusedAddress, OSError)):
+        route(f"http://{host}/", ())
+
+
+def test_one_refused_address_among_several_refuses_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(*_: Any, **__: Any) -> list[Any]:
+        return [(2, 1, 6, "", ("127.0.0.1", 80)), (2, 1, 6, "", ("169.254.169.254", 80))]
+
+    monkeypatch.setattr("socket.getaddrinfo", answer)
+    with pytest.raises(RefusedAddress, match=r"name\.example is 169\.254\.169\.254"):
+        route("http://name.example/", ())

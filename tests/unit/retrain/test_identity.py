@@ -33,9 +33,28 @@ def test_what_is_not_here_is_unknown(path: str | None) -> None:
     [
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3"),
         ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}, "eagle3"),
+        ({"architectures": ["DFlashDraftModel"]}, "dflash"),
+        ({"architectures": ["DominoDraftModel"]}, "domino"),
+        ({"architectures": ["PEagleDraftModel"], "draft_vocab_size": 32000}, None),
         ({"architectures": ["LlamaForCausalLM"]}, None),
         ({}, None),
     ],
 )
 def test_what_specforge_trains_is_named(config: dict[str, object], strategy: str | None) -> None:
     assert identity.strategy(config) == strategy
+
+
+def test_a_head_that_is_served_as_a_tree_is_the_head_in_its_folder() -> None:
+    tree = "steps=5,topk=4,tokens=8"
+    found, plain = (identity.draft(path, {}, None) for path in (f"{MODELS / 'eagle3'}:{tree}", str(MODELS / "eagle3")))
+    assert found == plain | {"tree": tree}
+    assert (found["strategy"], plain["tree"]) == ("eagle3", None)
+    named = identity.draft("ngram:min=1,max=3", {}, None)
+    assert (named["path"], named["tree"], named["strategy"]) == ("ngram:min=1,max=3", None, None)
+
+
+def test_the_output_head_of_a_target_is_named(tmp_path: Path) -> None:
+    assert identity.target(str(MODELS / "target"), {})["lm_head_key"] == "lm_head.weight"
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
+    assert identity.target(str(tmp_path), {})["lm_head_key"] == "model.embed_tokens.weight"
+    assert identity.target("/nowhere", {})["lm_head_key"] is None

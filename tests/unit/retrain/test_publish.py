@@ -59,8 +59,8 @@ def test_what_lay_there_before_is_replaced(place: str) -> None:
 
 
 def test_nothing_half_written_is_left_beside_it(tmp_path: Path) -> None:
-    (tmp_path / ".out-died").mkdir()
-    (tmp_path / ".out-died" / "train.jsonl").write_text("somebody's words")
+    (tmp_path / ".out-12345678").mkdir()
+    (tmp_path / ".out-12345678" / "train.jsonl").write_text("somebody's words")
     with pytest.raises(StoreError):
         publish(str(tmp_path / "out"), fail)
     assert list(tmp_path.iterdir()) == []
@@ -68,6 +68,6 @@ def test_nothing_half_written_is_left_beside_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["nosuch://x", "/proc/nothing/out"])
 def test_a_place_that_cannot_be_written_is_one_line(place: str) -> None:
-    with pytest.raises(StoreError, match="`retrain.export_dir`: ") as caught:
+    with pytest.raises(StoreError, match="nothing can be written to ") as caught:
         publish(place, write)
     assert "\n" not in str(caught.value)

@@ -80,7 +80,7 @@ def test_a_choice_is_allowed_capped_and_the_same_again(rows: list[tuple[str, flo
     choice = choose(found, EVENT, rules)
     chosen = [row for row in found if row.sample_id in choice.pools]
     assert all(row.labels["tenant"] == "a" and not row.forbidden for row in chosen)
-    assert len(chosen) <= cap + 1  # rounding of the shares
+    assert len(chosen) <= cap
     assert choose(found[::-1], EVENT, rules).pools == choice.pools
 
 
@@ -101,3 +101,13 @@ def test_a_session_lies_on_one_side_of_the_split() -> None:
     assert not kept & {row.session for row in rows if not is_kept(row)}
     assert 40 <= len(kept) <= 80
     assert not any(map(for_evaluation(0.0), rows))
+
+
+@given(st.integers(0, 10**9), st.one_of(st.none(), st.text(max_size=5)), st.floats(0, 0.99), st.floats(0, 0.99))
+def test_the_side_of_a_request_is_its_own_and_stays(number: int, session: str | None, one: float, other: float) -> None:
+    """Whatever else is exported, and when: a larger share only adds."""
+    row = served(number, session=session)
+    less, more = (for_evaluation(share)(row) for share in sorted((one, other)))
+    assert more or not less
+    late = served(number, session=session, served_at=900.0, split="on", segment="x", sample_id=7)
+    assert for_evaluation(one)(row) == for_evaluation(one)(late)

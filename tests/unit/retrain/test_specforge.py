@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from driftwatch.retrain.specforge import PLACEHOLDERS, VERSION, commands, run_configuration
+from driftwatch.retrain.specforge import PLACEHOLDERS, VERSION, Run
+
+MODELS = Path(__file__).parents[2] / "data" / "models"
 
 
 def specforge(module: str) -> ModuleType:
@@ -22,10 +24,12 @@ def specforge(module: str) -> ModuleType:
     return found
 
 
-def run(strategy: str = "eagle3") -> str:
-    return run_configuration(
-        run_id="retrain-1", target="/t", draft="/d", strategy=strategy, max_length=4096, aux_layers=[1, 9, 17]
-    )
+def run(strategy: str = "eagle3", *, offline: bool = False, **more: Any) -> str:
+    return Run("retrain-1", "/t", "/d", strategy, [1, 9, 17], **more).configuration(offline=offline)
+
+
+def commands(conversations: str | None = None, draft: str = "/d") -> dict[str, str]:
+    return Run("r", "/t", draft, "eagle3").commands(conversations)
 
 
 def test_specforge_reads_the_run_configuration(tmp_path: Path) -> None:
@@ -38,18 +42,36 @@ def test_specforge_reads_the_run_configuration(tmp_path: Path) -> None:
     assert read.model.aux_hidden_state_layer_ids == [1, 9, 17]
 
 
-def test_specforge_plans_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["eagle3", "dflash", "domino"])
+@pytest.mark.parametrize("offline", [False, True])
+def test_specforge_plans_the_run(tmp_path: Path, strategy: str, offline: bool) -> None:
     """The command line that is told, once the names in capitals are replaced."""
     specforge("specforge.launch_plan")
-    servers = run().replace("CAPTURE_SERVER", "capture").replace("MOONCAKE_SERVER", "mooncake")
-    (tmp_path / "run.yaml").write_text(servers.replace("OUTPUT_DIR", str(tmp_path)))
-    line = commands(run_id="r", target="/t", draft="/d", strategy="eagle3", conversations=None)["plan"]
+    layers = [1, 3, 4] if strategy == "eagle3" else None
+    one = Run("r", str(MODELS / "target"), str(MODELS / strategy), strategy, layers, "lm_head.weight")
+    text = (
+        one.configuration(offline=offline).replace("CAPTURE_SERVER", "capture").replace("MOONCAKE_SERVER", "mooncake")
+    )
+    name = "run.offline.yaml" if offline else "run.yaml"
+    (tmp_path / name).write_text(text.replace("OUTPUT_DIR", str(tmp_path)))
+    line = one.commands(None)["train_offline"] + " --plan" if offline else one.commands(None)["plan"]
     words = shlex.split(line.replace("OUTPUT_DIR", str(tmp_path)))
     command = [sys.executable, "-m", "specforge.cli", *words[1:]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    roles = [one["label"] for one in json.loads(done.stdout)["commands"]]
-    assert roles == ["producer", "consumer"]
+    plan = json.loads(done.stdout)
+    assert [worker["label"] for worker in plan["commands"]] == ([] if offline else ["producer", "consumer"])
+    assert plan["role"] == ("all" if offline else "both")
+
+
+def test_without_a_server_the_run_reads_the_features_that_its_command_writes(tmp_path: Path) -> None:
+    text = run(offline=True, lm_head_key="model.embed_tokens.weight")
+    (tmp_path / "run.offline.yaml").write_text(text)
+    read: Any = specforge("specforge.config").load_config(str(tmp_path / "run.offline.yaml"))
+    assert (read.mode, read.training.role) == ("offline", "all")
+    assert read.model.lm_head_key == "model.embed_tokens.weight"
+    features = shlex.split(commands()["features_of_rows"])
+    assert read.data.hidden_states_path == features[features.index("--out") + 1]
 
 
 def test_specforge_reads_the_rows(tmp_path: Path) -> None:
@@ -73,31 +95,29 @@ def test_specforge_reads_the_rows(tmp_path: Path) -> None:
 def test_a_warm_start_keeps_the_old_vocabulary_mapping() -> None:
     found = yaml.safe_load(run())
     assert found["model"]["draft_checkpoint_path"] == "/d"
-    lines = commands(run_id="r", target="/t", draft="/d", strategy="eagle3", conversations=None)
-    assert list(lines) == ["mapping", "plan", "train", "export"]
+    lines = commands()
+    assert list(lines) == ["mapping", "plan", "train", "features_of_rows", "train_offline", "export"]
     assert shlex.split(lines["mapping"])[-2:] == ["/d/model.safetensors", found["model"]["vocab_mapping_path"]]
     assert found["model"]["vocab_mapping_path"] in shlex.split(lines["export"])
     assert "vocab_mapping_path" not in yaml.safe_load(run("dflash"))["model"]
 
 
 def test_where_messages_are_known_answers_can_be_generated_anew() -> None:
-    lines = commands(run_id="r", target="/t", draft="/d e", strategy="eagle3", conversations="file:///c.jsonl")
+    lines = commands("file:///c.jsonl", "/d e")
     assert list(lines)[:2] == ["regenerate", "features"]
     assert "/d e/config.json" in shlex.split(lines["features"])
 
 
 def test_every_name_in_capitals_is_told() -> None:
-    everything = run() + "".join(
-        commands(run_id="r", target="/t", draft="/d", strategy="eagle3", conversations="c").values()
-    )
+    everything = run() + "".join(commands("c").values())
     for name in PLACEHOLDERS:
         assert name in everything
 
 
 def test_the_mapping_command_does_what_it_says(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    draft = Path(__file__).parents[2] / "data" / "models" / "eagle3"
-    line = commands(run_id="r", target="/t", draft=str(draft), strategy="eagle3", conversations=None)["mapping"]
+    draft = MODELS / "eagle3"
+    line = commands(draft=str(draft))["mapping"]
     words = shlex.split(line.replace("OUTPUT_DIR", str(tmp_path)))
     code = compile(words[2], "mapping", "exec")
 
