@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 import orjson
 import zstandard
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from driftwatch.errors import RecordError
 
@@ -26,6 +26,8 @@ Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
 FactName = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Purpose = Literal["estimate", "mining"]
+EMPTY = {"empty": True}
+"""What validation is told where empty records may pass."""
 
 
 class Timing(BaseModel):
@@ -84,11 +86,14 @@ class Record(BaseModel):
     """Facts known of what served the request: target, draft, engine, version, quantisation ..."""
 
     @model_validator(mode="after")
-    def _has_text_or_ids(self) -> Self:
-        if self.has_ids:
+    def _has_text_or_ids(self, info: ValidationInfo) -> Self:
+        if self.has_ids or (info.context == EMPTY and self.is_empty):
             return self
         if (self.prompt_token_ids is not None or self.output_token_ids is not None) and self.output is None:
-            raise ValueError("prompt_token_ids and output_token_ids belong together: one is missing or empty")
+            raise ValueError(
+                "prompt_token_ids and output_token_ids belong together: one is missing or empty; give both, or leave "
+                "the record out"
+            )
         if self.output is None or (self.messages is None and self.prompt is None):
             raise ValueError(
                 "needs prompt_token_ids and output_token_ids, or output with messages or prompt, to be replayed"
@@ -99,12 +104,21 @@ class Record(BaseModel):
     def has_ids(self) -> bool:
         return bool(self.prompt_token_ids) and bool(self.output_token_ids)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says that nothing was asked or answered: token ids, no text, and a list of them without any."""
+        given = self.prompt_token_ids is not None and self.output_token_ids is not None
+        return given and not self.has_ids and self.output is None
 
-def parse_record(data: bytes | str, *, where: str) -> Record:
-    """Parse one JSON object. Raises RecordError naming ``where``, the field and what is wrong with it."""
+
+def parse_record(data: bytes | str, *, where: str, empty: bool = False) -> Record:
+    """Parse one JSON object; ``empty`` ones (:attr:`Record.is_empty`) are refused unless asked for.
+
+    Raises RecordError naming ``where``, the field and what is wrong with it.
+    """
     try:
         orjson.loads(data)  # the stricter reader: no NaN, no endless nesting
-        return Record.model_validate_json(data)
+        return Record.model_validate_json(data, context=EMPTY if empty else None)
     except orjson.JSONDecodeError as error:
         raise RecordError(f"{where}: not a JSON object ({error})") from None
     except ValidationError as error:
@@ -146,10 +160,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_records(paths: Iterable[Path]) -> Iterator[Record]:
-    """Yield the records of JSONL files in order. Raises RecordError naming file and line."""
+    """Yield the records of JSONL files in order, empty ones too: history has requests that came to nothing, and whoever
+    reads it counts them as skipped. Raises RecordError naming file and line."""
     for path in paths:
         for number, line in read_lines(path):
-            yield parse_record(line, where=f"{path}:{number}")
+            yield parse_record(line, where=f"{path}:{number}", empty=True)
 
 
 def segment_id(labels: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import NoReturn
 
 import click
 
@@ -21,6 +22,9 @@ from driftwatch.cli.replay import replay
 from driftwatch.cli.retrain import retrain
 from driftwatch.cli.sketch import sketch
 from driftwatch.errors import DriftwatchError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: no check found anything."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -53,9 +57,25 @@ for command in (
 
 
 def main() -> None:
-    """Entry point. An expected error is one line on stderr and exit code 2."""
+    """Entry point. An expected error, wrong use among them, is one line on stderr and exit code 2."""
     try:
-        commands()
+        code = commands(prog_name="driftwatch", standalone_mode=False)
     except DriftwatchError as error:
-        click.echo(f"driftwatch: {error}", err=True)
+        _end(str(error), 2)
+    except click.exceptions.NoArgsIsHelpError as asked:  # a group without its command: all of its help
+        asked.show()
         sys.exit(2)
+    except click.UsageError as error:
+        told = " ".join(error.format_message().split()).removesuffix(".")
+        command = error.ctx.command_path if error.ctx is not None else "driftwatch"
+        _end(f"{told}; see `{command} --help`", 2)
+    except click.ClickException as error:
+        _end(" ".join(error.format_message().split()), 2)
+    except click.Abort:
+        _end("interrupted", INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _end(line: str, code: int) -> NoReturn:
+    click.echo(f"driftwatch: {line}", err=True)
+    sys.exit(code)

@@ -40,6 +40,7 @@ class Line(BaseModel):
     id: str | int
     ts: AwareDatetime | None = None
     session: str | None = None
+    retokenised: bool = False
     labels: dict[str, str] = {}
     output_tokens: Count | None = None
     gamma: dict[str, Counts] | None = None
@@ -56,6 +57,8 @@ class Request:
     time_s: float | None
     accepted: float
     tested: float
+    retokenised: bool = False
+    """Judged on ids that were made from text: never pooled with exact ones."""
 
 
 @click.command()
@@ -79,9 +82,10 @@ def backtest(results: Path, gamma: int, baseline: str, tolerance: float, arl: fl
     became of each segment. With auto:N the baseline freezes after N requests even if its interval is still wide; the
     detector builds on the interval's lower limit, so that a wide one costs power and not false alarms. Lines are taken
     in order of `ts` where every line has one; where not, in the order of the file. A session counts as one unit.
+    Requests that were tokenised from text have a report of their own, under `retokenised`.
     """
     rules = _rules(baseline, tolerance, arl)
-    click.echo(json.dumps(_History(rules).run(read_requests(results, gamma, by))))
+    click.echo(json.dumps(_report(rules, read_requests(results, gamma, by))))
 
 
 def read_requests(results: Path, gamma: int, by: tuple[str, ...] = ()) -> list[Request]:
@@ -133,7 +137,18 @@ def _request(number: int, data: bytes, where: str, gamma: int, by: tuple[str, ..
         None if line.ts is None else line.ts.timestamp(),
         counts.accepted,
         counts.accepted + counts.rejected,
+        line.retokenised,
     )
+
+
+def _report(rules: Rules, requests: list[Request]) -> dict[str, Any]:
+    """Of exact requests, with those made from text as a report of its own; of these alone where there are no others."""
+    exact = [one for one in requests if not one.retokenised]
+    apart = [one for one in requests if one.retokenised]
+    report = _History(rules).run(exact or apart)
+    if apart:
+        report["retokenised"] = _History(rules).run(apart)
+    return report
 
 
 @dataclass

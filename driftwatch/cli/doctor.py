@@ -13,8 +13,11 @@ import click
 import httpx
 
 from driftwatch.cli.options import needs_shadow
+from driftwatch.control.costs import is_lookup, read_profile
 from driftwatch.drift.sketch.file import read_for
-from driftwatch.errors import DriftwatchError
+from driftwatch.economics.shape import CHAIN
+from driftwatch.errors import DriftwatchError, RecordError
+from driftwatch.records import read_records
 from driftwatch.retrain.delivery import signers
 from driftwatch.retrain.presets import template
 from driftwatch.retrain.redaction import redactor
@@ -25,6 +28,8 @@ from driftwatch.tap.segments import Segments
 
 Level = Literal["ok", "warning", "problem"]
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
+POOR_FIT = 0.2
+"""Relative error of a cost profile's fit from which on it is a warning."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,10 @@ class Finding:
 def doctor(config: Path | None, draft: str | None, target: Path | None, records: Path | None) -> None:
     """Say what is wrong before traffic does; exit 1 if something is."""
     settings = load(config)
+    if records is not None:
+        if draft is None:
+            raise DriftwatchError("--records needs --draft: the draft that is tried on them")
+        next(read_records([records]), None)  # wrong use is said before anything is found
     checks = _draft(settings, draft, target, target, records) if draft else _everything(settings, config)
     worst: set[Level] = set()
     for finding in checks:
@@ -70,6 +79,8 @@ def _everything(settings: Settings, config: Path | None) -> Iterator[Finding]:
             yield from _draft(settings, draft.path or "", target, _tokenizer(model), model=model)
             if draft.sketch is not None:
                 yield from _checked(f"sketch {draft.sketch}", partial(_sketch, draft.sketch, draft.path or ""))
+        if model.profile is not None:
+            yield from _profile(model)
 
 
 def _checked(what: str, check: Callable[[], str]) -> Iterator[Finding]:
@@ -135,6 +146,38 @@ def _sketch(path: Path, spec: str) -> str:
     return f"belongs to its draft, learnt from {sketch.rows} prompts, epsilon {sketch.epsilon:g}"
 
 
+def _profile(model: Model) -> Iterator[Finding]:
+    """Whether the cost profile can be read, and is of this model's target and incumbent; its device is the engine's."""
+    path, incumbent = Path(model.profile or ""), model.drafts[0].path
+    what = f"profile {path}"
+    try:
+        from driftwatch.shadow.profile.bound import misfits, shape_of
+    except ModuleNotFoundError as error:
+        yield Finding("problem", what, str(needs_shadow(error)))
+        return
+    again = "measure it again with `driftwatch profile`"
+    try:
+        profile = read_profile(path)
+        shape = CHAIN if incumbent is None else shape_of(incumbent)
+        target = Path(model.target) if model.target and model.hidden_states is None else None
+        others = misfits(profile, incumbent, target)
+    except DriftwatchError as error:
+        yield Finding("problem", what, str(error))
+        return
+    bound = profile.bound
+    made = " ".join(fact for fact in (bound.device, bound.dtype) if fact) or "a device that it does not name"
+    yield Finding("ok", what, f"costs {profile.origin}, of {made}; the engine's own must be the same")
+    if others:
+        yield Finding("problem", what, f"it is not of {' and '.join(others)}; {again}")
+    if profile.draft is None and any(draft.path and not is_lookup(draft) for draft in model.drafts):
+        yield Finding("problem", what, f"it has no draft; {again} --draft {incumbent}")
+    elif profile.draft is not None and profile.shape != shape:
+        priced, made = profile.shape.described, shape.described
+        yield Finding("problem", what, f"it has the costs of {priced}, the draft makes {made}; {again}")
+    if profile.error is not None and profile.error.rms > POOR_FIT:
+        yield Finding("warning", what, f"its fit is off by {profile.error.rms:.0%}: verdicts will be cautious")
+
+
 def _tokenizer(model: Model) -> Path | None:
     folder = model.tokenizer or model.target
     return Path(folder) if folder else None
@@ -158,6 +201,8 @@ def _draft(
     try:
         for level, text in checkup(settings.shadow, spec, target, tokenizer, records, model):
             yield Finding(level, what, text)
+    except RecordError:  # a file that the command was given, not what it checks
+        raise
     except DriftwatchError as error:
         yield Finding("problem", what, str(error))
     if tokenizer is None:

@@ -15,6 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from driftwatch.cli.options import needs_shadow
+from driftwatch.cli.output import written_whole
 from driftwatch.economics.profile import CostProfile
 from driftwatch.errors import ProfileError
 from driftwatch.evaluate.exported import watch
@@ -28,7 +29,11 @@ positive = click.IntRange(min=1)
 
 @click.command()
 @click.option("--target", "target_path", type=click.Path(path_type=Path), help="Folder of the target.")
-@click.option("--draft", help="Folder of a chain or EAGLE-3 draft; ngram:min=1,max=3 is taken to cost nothing.")
+@click.option(
+    "--draft",
+    help="Folder of a draft, an EAGLE-3 head as a tree by FOLDER:steps=5,topk=4,tokens=8; ngram:min=1,max=3 is taken "
+    "to cost nothing.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Write the cost profile here, JSON.")
 @click.option("--batch", "batches", multiple=True, type=positive, help="Batch size; repeatable. Default: by device.")
 @click.option("--context", "contexts", multiple=True, type=positive, help="Tokens in the cache; repeatable.")
@@ -70,17 +75,17 @@ def profile(
     """
     if (target_path is None) == (not engines):
         raise ProfileError("nothing to measure: give --target, or engines with --engine-url, and not both")
-    found = (
-        _watched(engines, seconds)
-        if target_path is None
-        else _measured(target_path, draft, batches, contexts, gammas, loop)
-    )
+    if engines and (draft or batches or contexts or gammas):
+        raise ProfileError("--engine-url reads what engines do: leave out --draft, --batch, --context and --gamma")
+    with written_whole("--out", out) as file:
+        found = (
+            _watched(engines, seconds)
+            if target_path is None
+            else _measured(target_path, draft, batches, contexts, gammas, loop)
+        )
+        if file is not None:
+            file.write(json.dumps(found.to_json(), indent=1) + "\n")
     _print(found)
-    if out is not None:
-        try:
-            out.write_text(json.dumps(found.to_json(), indent=1) + "\n")
-        except OSError as error:
-            raise ProfileError(f"--out {out}: {error.strerror or error}") from None
 
 
 def _watched(engines: Sequence[str], seconds: float) -> CostProfile:
@@ -131,9 +136,8 @@ def _print(found: CostProfile) -> None:
     gammas = sorted({point.gamma for point in found.timings if point.gamma})
     table = Table("batch", "context", "plain step", "c", *(f"v({g})" for g in gammas), box=box.SIMPLE)
     for batch, context in sorted({(point.batch, point.context) for point in found.timings}, key=lambda at: at[::-1]):
-        costs = [found.cost(batch, gamma, context) if found.draft else None for gamma in gammas]
         plain = found.plain_s(batch, context)
-        c = "-" if not costs or costs[0] is None else f"{costs[0].draft:.3f}"
+        c = "-" if found.draft is None else f"{found.cost(batch, 1, context).draft:.3f}"
         verify = [f"{found.target.seconds(batch, gamma, context) / plain:.2f}" for gamma in gammas]
         table.add_row(f"{batch:g}", f"{context:g}", f"{1000 * plain:.2f} ms", c, *verify)
     Console().print(table)

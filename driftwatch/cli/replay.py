@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import ValidationError
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from driftwatch.acceptance import DEFAULT_GAMMA, Rule
-from driftwatch.cli.options import files, needs_shadow
+from driftwatch.cli.options import files, hidden_states, needs_shadow
+from driftwatch.cli.output import written_whole
 from driftwatch.errors import DriftwatchError, RecordError
 from driftwatch.records import read_lines, read_records
 from driftwatch.settings import HiddenStates, Shadow, load
@@ -29,15 +28,6 @@ if TYPE_CHECKING:
     from driftwatch.shadow.rays import Open
     from driftwatch.shadow.target import Target
     from driftwatch.shadow.tokenizer import Retokeniser
-
-
-def _engine(context: click.Context, option: click.Parameter, value: str | None) -> HiddenStates | None:
-    try:
-        return None if value is None else HiddenStates.model_validate_json(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"]) or "the value"
-        raise DriftwatchError(f"--hidden-states: {key}: {first['msg']}") from None
 
 
 @click.command()
@@ -57,14 +47,7 @@ def _engine(context: click.Context, option: click.Parameter, value: str | None) 
     help="Folder of the target. Its tokenizer reads text records; the model is loaded only where it is needed: for "
     "EAGLE-3, the rejection rule, agreement and lookahead decoding.",
 )
-@click.option(
-    "--hidden-states",
-    "engine",
-    callback=_engine,
-    metavar="JSON",
-    help="An engine that runs the target for an EAGLE-3 draft, where it is too large for this machine: "
-    '{"url": "http://127.0.0.1:8001", "layers": [2, 16, 29], "folder": "/dev/shm/hs"}, as the settings have it.',
-)
+@hidden_states
 @click.option(
     "--gamma",
     default=DEFAULT_GAMMA,
@@ -151,7 +134,7 @@ def replay(
             outcomes = replay_records(loaded, records, batch_tokens=shadow.batch_tokens, tokenizer=tokenizer)
         else:
             outcomes = _on_ray(files, opened, loaded, shadow, ray)
-    with _written_whole(lines_path, files) as lines, _progress(total) as advance:
+    with written_whole("--per-request", lines_path, files) as lines, _progress(total) as advance:
         for outcome in outcomes:
             summary.add(outcome)
             if lines is not None and outcome.weights is not None:
@@ -226,31 +209,6 @@ def _progress(total: int | None) -> Iterator[Any]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("replay", total=total)
         yield lambda: progress.advance(task)
-
-
-@contextmanager
-def _written_whole(path: Path | None, read: Sequence[Path]) -> Iterator[IO[str] | None]:
-    """A text file that appears under its name only when it is complete; none of those that are ``read``."""
-    if path is None:
-        yield None
-        return
-    if path.exists() and not path.is_file():
-        raise DriftwatchError(f"--per-request {path}: not a file; name one that may be written")
-    if path.exists() and any(other.exists() and path.samefile(other) for other in read):
-        raise DriftwatchError(f"--per-request {path}: the records are read from it; name another file")
-    scratch = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        file = scratch.open("x")
-    except OSError as error:
-        raise DriftwatchError(
-            f"--per-request {path}: {error.strerror or error}; name a file that may be written"
-        ) from None
-    try:
-        with file:
-            yield file
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _print(summary: Summary, report: dict[str, Any]) -> None:

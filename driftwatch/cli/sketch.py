@@ -178,6 +178,8 @@ def _tokens(paths: Iterable[Path], target: Path | None, skipped: Counter[str]) -
     for record in read_records(paths):
         if record.prompt_token_ids and record.output_token_ids:
             yield record.id, record.prompt_token_ids, record.output_token_ids
+        elif record.is_empty:
+            skipped["too_short"] += 1
         elif tokenise is None:
             skipped["no_tokenizer"] += 1
         elif (tokens := tokenise(_text(record))) is None:

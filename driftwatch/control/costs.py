@@ -8,21 +8,28 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import orjson
 import yaml
 
 from driftwatch.economics.entered import entered
 from driftwatch.economics.profile import Cost, CostProfile
+from driftwatch.economics.shape import CHAIN, Shape
 from driftwatch.errors import ProfileError
 from driftwatch.settings import Draft, Model, Settings
+
+LARGEST = 4_000_000
+"""Bytes of a profile: an engine's readings of a week are fewer."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one draft of one model; exactly one of the two is there."""
+    """Of one draft of one model; exactly one of the first two is there."""
 
     profile: CostProfile | None
     entered: float | None
     """gamma c + v at the model's gamma, whatever the load."""
+    shape: Shape = CHAIN
+    """How the draft makes its proposals, as far as its name says: of a block draft only its checkpoint would."""
 
     def at(self, batch: float, proposals: float, context: float | None = None) -> Cost:
         """Costs of a window with so many proposals on the mean."""
@@ -49,6 +56,8 @@ class Costs:
         dtype = str(facts.get("dtype", ""))
         if bound.dtype and dtype and dtype.removeprefix("torch.") != bound.dtype:
             found.append(f"the target runs in {dtype}, the profile is of {bound.dtype}")
+        if self.profile.shape != self.shape and "tree" in (self.shape.kind, self.profile.shape.kind):
+            found.append(f"the draft makes {self.shape.described}, and is priced as {self.profile.shape.described}")
         return tuple(found)
 
     def origin(self) -> dict[str, Any]:
@@ -62,6 +71,7 @@ class Costs:
             "dtype": bound.dtype,
             "target": bound.target,
             "draft": bound.draft,
+            "priced_as": str(self.profile.shape),
             "fit_error": None if error is None else asdict(error),
             "not_compared": ["device", "target"],
         }
@@ -78,7 +88,9 @@ def of(model: Model, draft: str) -> Costs | None:
     profile = _read_once(model.profile)
     if found is not None and is_lookup(found):
         return Costs(profile.with_draft(0.0), None)
-    return None if found is None or profile.draft is None else Costs(profile, None)
+    if found is None or profile.draft is None:
+        return None
+    return Costs(profile, None, Shape.of_draft(found.path or "") or CHAIN)
 
 
 def is_lookup(draft: Draft) -> bool:
@@ -98,17 +110,31 @@ def check(settings: Settings) -> None:
 def read_profile(path: Path) -> CostProfile:
     """A saved profile, or costs entered by hand (YAML or JSON). Raises ProfileError naming the file."""
     try:
-        data = yaml.safe_load(path.read_text())
+        with path.open("rb") as file:
+            text = file.read(LARGEST + 1)
     except OSError as error:
         raise ProfileError(f"{path}: {error.strerror or error}; make one with `driftwatch profile`") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path}: neither JSON nor YAML: {' '.join(str(error).split())}") from None
+    if len(text) > LARGEST:
+        raise ProfileError(f"{path}: over {LARGEST / 1e6:g} MB, as no profile is; make one with `driftwatch profile`")
+    data = _parsed(path, text)
     try:
         if not isinstance(data, dict):
             raise ProfileError("holds no keys; make one with `driftwatch profile`")
         return CostProfile.from_json(data) if "format" in data else entered(data)
     except ProfileError as error:
         raise ProfileError(f"{path}: {error}") from None
+
+
+def _parsed(path: Path, text: bytes) -> Any:
+    """What is written in either; JSON first, since reading it as YAML takes a hundred times as long."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return yaml.safe_load(text.decode())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ProfileError(f"{path}: neither JSON nor YAML: {' '.join(str(error).split())}") from None
 
 
 _read_once = cache(read_profile)

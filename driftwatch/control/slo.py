@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from prometheus_client.core import Metric
 from sqlalchemy.orm import Session
 
 from driftwatch.control import events
+from driftwatch.control.families import gauge
 from driftwatch.records import segment_labels
 from driftwatch.settings import Settings, Slo
 from driftwatch.store import latencies
@@ -49,6 +51,7 @@ BURNS = (
     Burn("page", 6.0, 6 * 3600, 1800),
     Burn("ticket", 1.0, 3 * 24 * 3600, 6 * 3600),
 )
+NAMES = {300: "5m", 1800: "30m", 3600: "1h", 6 * 3600: "6h", 3 * 24 * 3600: "3d"}
 WINDOWS = sorted({seconds for burn in BURNS for seconds in (burn.long_s, burn.short_s)})
 
 KINDS: Mapping[Figure, str] = {"ttft": "ttft_slo", "tpot": "tpot_slo"}
@@ -88,6 +91,13 @@ class Verdict:
         found = (self.windows[seconds].share for seconds in (burn.long_s, burn.short_s))
         return all(share is not None and share > burn.rate * self.share for share in found)
 
+    @property
+    def burn_rates(self) -> dict[int, float]:
+        """By window, the share that was over in budgets; only where enough requests came in the long one beside it."""
+        told = {seconds for burn in BURNS if self._told(burn) for seconds in (burn.long_s, burn.short_s)}
+        shares = {seconds: self.windows[seconds].share for seconds in sorted(told)}
+        return {seconds: share / self.share for seconds, share in shares.items() if share is not None}
+
     def as_dict(self) -> dict[str, Any]:
         burn = self.burning
         return {
@@ -118,6 +128,24 @@ def verdicts(session: Session, slo: Slo, now: float, segment: str | None = None)
             mine = {seconds: by_segment.get(name, Over()) for seconds, by_segment in windows.items()}
             found.append(Verdict(figure, name, limit_s, slo.share, mine))
     return found
+
+
+def exported(found: Sequence[Verdict]) -> Iterator[Metric]:
+    """What is judged, as metrics: for alerts on the limits that are set, where the rules' own have other limits."""
+    limit = gauge("driftwatch_slo_limit_seconds", "Limit that a share of requests may exceed.", ("figure",))
+    budget = gauge("driftwatch_slo_budget_ratio", "That share.", ("figure",))
+    text = "Share of requests over the limit, in budgets."
+    burn = gauge("driftwatch_slo_burn_rate", text, ("segment", "figure", "window"))
+    state = gauge("driftwatch_slo_state", "1 for the state that the limit is in.", ("segment", "figure", "state"))
+    for figure, one in {one.figure: one for one in found}.items():
+        limit.add_metric((figure,), one.limit_s)
+        budget.add_metric((figure,), one.share)
+    for one in found:
+        for seconds, rate in one.burn_rates.items():
+            burn.add_metric((one.segment, one.figure, NAMES[seconds]), rate)
+        for name in ("page", "ticket", "ok", "not enough data"):
+            state.add_metric((one.segment, one.figure, name.replace(" ", "_")), float(one.state == name))
+    yield from (limit, budget, burn, state)
 
 
 def judge(store: Store, settings: Settings, now: float) -> None:

@@ -5,15 +5,17 @@ Both are replayed on the same samples, so the difference is taken within each re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from prometheus_client.core import Metric
 from sqlalchemy.orm import Session
 
 from driftwatch.acceptance import Tally, tally
 from driftwatch.control import costs
 from driftwatch.control.costs import Costs
+from driftwatch.control.families import LIVE_CELL, add_limits, with_limits
 from driftwatch.control.reports import CellReport
 from driftwatch.control.value import Load
 from driftwatch.drift.interval import EMPTY, Estimate, ratio
@@ -26,6 +28,10 @@ from driftwatch.store.schema import Replay, Sample
 NEWEST = 200
 """Requests that are compared, the newest: they are walked anew at each look."""
 
+REFRESH_S = 300.0
+AT_ONCE = 2
+"""Segments that are walked at one look over all of them, half a second each: a scrape waits for it."""
+
 AS_WELL = "you would do as well without a trained draft here"
 FASTER = "the trained draft is faster here"
 UNKNOWN = "not enough data"
@@ -36,6 +42,8 @@ class Untrained:
     """One prompt-lookup draft against the incumbent of one deployment."""
 
     deployment: int
+    model: str
+    segment: str
     incumbent: str
     draft: str
     gamma: int
@@ -55,11 +63,11 @@ class Untrained:
 
 
 def beside(session: Session, settings: Settings, segment: str, cells: Sequence[CellReport]) -> Iterator[Untrained]:
-    """Each lookup draft of the newest deployment in a segment that replays one beside a trained incumbent."""
+    """Each lookup draft of the deployment in use in a segment that replays one beside a trained incumbent."""
     mine = [report for report in cells if report.cell.channel == "shadow"]
     if not mine:
         return
-    newest = max(mine, key=lambda report: report.deployment.id)
+    newest = max(mine, key=lambda report: report.order)
     model = settings.model_for(newest.deployment.model) or Model()
     if not model.drafts or costs.is_lookup(model.drafts[0]):
         return
@@ -72,7 +80,39 @@ def beside(session: Session, settings: Settings, segment: str, cells: Sequence[C
             continue
         pairs = _pairs(session, newest.deployment.id, segment, draft.name, incumbent)
         found = _difference(pairs, cost, trained, model.gamma, load.batch)
-        yield Untrained(newest.deployment.id, incumbent, draft.name, model.gamma, load.batch, found)
+        where = newest.deployment.id, newest.deployment.model, segment
+        yield Untrained(*where, incumbent, draft.name, model.gamma, load.batch, found)
+
+
+class Looks:
+    """The same of all segments, each made anew after ``REFRESH_S``, ``AT_ONCE`` at a look."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._found: dict[str, tuple[float, list[Untrained]]] = {}
+
+    def over(self, session: Session, cells: Iterable[CellReport], now: float) -> dict[str, list[Untrained]]:
+        """By segment; one that was not looked at yet is left out."""
+        segments: dict[str, list[CellReport]] = {}
+        for report in cells:
+            segments.setdefault(report.cell.segment, []).append(report)
+        known = {segment: found for segment, found in self._found.items() if segment in segments}
+        made = {segment: known[segment][0] if segment in known else 0.0 for segment in segments}
+        due = sorted((segment for segment in segments if made[segment] <= now - REFRESH_S), key=lambda one: made[one])
+        for segment in due[:AT_ONCE]:
+            known[segment] = now, list(beside(session, self._settings, segment, segments[segment]))
+        self._found = known
+        return {segment: found for segment, (_, found) in known.items()}
+
+
+def exported(found: Iterable[Untrained]) -> Iterator[Metric]:
+    """The differences, by the prompt-lookup draft that stands beside the incumbent."""
+    text = "Decode time with prompt lookup less that with the trained draft, as a share of the plain time."
+    families = with_limits("driftwatch_untrained_time_difference_ratio", text, LIVE_CELL)
+    for one in found:
+        more = one.difference
+        add_limits(families, (one.model, one.draft, one.segment), more.value, more.lower, more.upper)
+    yield from families
 
 
 def _pairs(

@@ -8,9 +8,10 @@ what ``profile`` measured apart, and what a live engine exports together.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,11 @@ class FitError:
     unchecked: int = 0
     """Points without which a coefficient is not determined: nothing predicts them, so they are not in ``left_out``."""
 
+    def __post_init__(self) -> None:
+        for error in (self.rms, self.worst, self.left_out):
+            if error is not None and not math.isfinite(error):
+                raise ValueError(f"the error of a fit is a number, not {error}")
+
 
 class Fit(NamedTuple):
     target: StepTime
@@ -53,7 +59,8 @@ def fit(timings: Sequence[Timing]) -> Fit:
 
     Weight of a point: repeats / seconds^2. Timing noise is roughly proportional to the time, and c and v are ratios, so
     relative errors are what count. The knee is searched on a grid between the measured token counts and kept only
-    where it lowers the Bayesian information criterion (Schwarz 1978), R log(SSE / R) + k log R over R points.
+    where it lowers the Bayesian information criterion (Schwarz 1978), R log(SSE / R) + k log R over R points. So are
+    stairs, one a measured gamma in place of ``extra``, where each has more than one point.
 
     ``extra`` enters only where verification was timed apart from drafting, the draft's ``context`` only where contexts
     vary (at one context it is a slope); the target's shows at a single context too, if batches vary, since reading the
@@ -67,19 +74,21 @@ def fit(timings: Sequence[Timing]) -> Fit:
     scale = np.sqrt([float(point.repeats) for point in timings]) / seconds
     goal = scale * seconds
 
-    best: tuple[float, float, Matrix, Matrix] | None = None
-    for knee in [0.0, *_knees(timings)]:
-        design = _design(timings, knee) * scale[:, None]
+    best: tuple[float, float, tuple[int, ...], Matrix, Matrix] | None = None
+    for knee, stairs in product([0.0, *_knees(timings)], sorted({(), _stairs(timings)})):
+        design = _design(timings, knee, stairs) * scale[:, None]
         solution = nonnegative(design, goal)
         loss = float(np.sum((design @ solution - goal) ** 2)) / len(goal) + NOISE**2
         parameters = np.count_nonzero(solution) + (knee > 0.0)
         score = len(goal) * math.log(loss) + float(parameters) * math.log(len(goal))
         if best is None or score < best[0]:
-            best = score, knee, design, solution
+            best = score, knee, stairs, design, solution
     assert best is not None
-    _, knee, design, solution = best
-    floor, slope, roof, extra, context, *drafting = (float(x) for x in solution)
-    target = StepTime(floor, slope, roof, knee if roof else 0.0, extra, context)
+    _, knee, stairs, design, solution = best
+    floor, slope, roof, extra, context, *rest = (float(x) for x in solution)
+    drafting, heights = rest[:3], rest[3:]
+    steps = tuple((float(gamma), height) for gamma, height in zip(stairs, heights, strict=True))
+    target = StepTime(floor, slope, roof, knee if roof else 0.0, extra, context, steps)
     drafted = any(point.part != "target" for point in timings)
     draft = StepTime(drafting[0], drafting[1], context=drafting[2]) if drafted else None
     return Fit(target, draft, _error(design, goal, solution, seconds * scale))
@@ -92,23 +101,30 @@ def _knees(timings: Sequence[Timing]) -> list[float]:
     return [float(x) for a, b in gaps for x in np.geomspace(a, b, KNEES_PER_GAP, endpoint=False)]
 
 
-def _design(timings: Sequence[Timing], knee: float) -> Matrix:
-    """[points, 8]: floor, slope, roof, extra and context of the target; floor, slope and context of the draft."""
+def _stairs(timings: Sequence[Timing]) -> tuple[int, ...]:
+    """Gammas that may have a stair of their own; none where one would be drawn from a single point."""
+    points = Counter(point.gamma for point in timings if point.part == "target" and point.gamma)
+    return tuple(sorted(points)) if len(points) > 1 and min(points.values()) > 1 else ()
+
+
+def _design(timings: Sequence[Timing], knee: float, stairs: Sequence[int]) -> Matrix:
+    """[points, 8 + stairs]: floor, slope, roof, extra and context of the target; floor, slope and context of the draft;
+    one column a stair."""
     apart = any(point.part == "target" and point.gamma for point in timings)
     deep_draft = len({point.context for point in timings if point.part == "draft"}) > 1
     # Where every pass reads as many cached tokens, that reading cannot be told from the floor, and is counted there.
     deep = len({point.batch * point.context for point in timings if point.part != "draft"}) > 1
     rows = []
     for point in timings:
-        row = [0.0] * 8
+        row = [0.0] * 8 + [float(point.part != "draft" and point.gamma == gamma) for gamma in stairs]
         cached = point.batch * point.context
         if point.part != "draft":
             tokens = point.batch * (1 + point.gamma)
             roof = max(knee, tokens) if knee else 0.0
-            row[:5] = [1.0, tokens, roof, float(apart and point.gamma > 0), cached * deep]
+            row[:5] = [1.0, tokens, roof, float(apart and point.gamma > 0 and not stairs), cached * deep]
         if point.part != "target":
             passes = 1 if point.part == "draft" else point.gamma
-            row[5:] = [passes, passes * point.batch, passes * cached * deep_draft]
+            row[5:8] = [passes, passes * point.batch, passes * cached * deep_draft]
         rows.append(row)
     return np.array(rows)
 

@@ -30,6 +30,8 @@ class Price:
     @property
     def saved(self) -> Range:
         """Share of the plain cost that speculation saves, negative where it costs more; latency not credited."""
+        if not self.plain:  # what costs nothing saves nothing
+            return Range()
         return self.speculative.map(lambda cost: 1.0 - cost / self.plain, falling=True)
 
     def to_json(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from driftwatch.economics.fit import FitError, fit
+from driftwatch.economics.shape import CHAIN, Shape
 from driftwatch.economics.step import StepTime, Timing
 from driftwatch.errors import ProfileError
 
@@ -34,7 +35,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Cost:
-    """Costs at one batch, proposal length and context; ``draft`` is c(B), ``verify`` v(gamma, B)."""
+    """Costs at one batch, proposal length and context; ``draft`` is c(B) of one pass, ``verify`` v(gamma, B)."""
 
     batch: float
     gamma: float
@@ -46,24 +47,27 @@ class Cost:
     """How the costs came about (:attr:`CostProfile.origin`)."""
     outside: tuple[str, ...] = ()
     """One line for each coordinate that lies outside what was measured: the figures are then extrapolated."""
+    passes: float | None = None
+    """Of the draft in a window (:meth:`driftwatch.economics.shape.Shape.passes`); None: one a proposal."""
 
     @property
     def draft(self) -> float:
-        """Seconds of one proposal / seconds of one plain step."""
+        """Seconds of one pass of the draft, which is one proposal of a chain / seconds of one plain step."""
         return self.draft_s / self.plain_s
 
     @property
     def verify(self) -> float:
-        """Seconds of the pass that verifies gamma proposals / seconds of one plain step."""
+        """Seconds of the pass that verifies a window's proposals / seconds of one plain step."""
         return self.verify_s / self.plain_s
 
     @property
     def window_s(self) -> float:
-        return self.gamma * self.draft_s + self.verify_s
+        return (self.gamma if self.passes is None else self.passes) * self.draft_s + self.verify_s
 
     @property
     def window(self) -> float:
-        """gamma c + v: plain steps that one window costs, hence the break-even acceptance length."""
+        """gamma c + v (of a block c + v, of a tree steps c + v): plain steps that one window costs, hence the
+        break-even acceptance length."""
         return self.window_s / self.plain_s
 
 
@@ -82,15 +86,20 @@ class CostProfile:
     """The points, so that the measured range is known and another fit can be made."""
     parallel: tuple[int, float, float] = (1, 1.0, 1.0)
     """GPUs, and the factors by which they speed up target and draft, all applied to the times already."""
+    shape: Shape = CHAIN
+    """How the draft makes the proposals of a window; its times are of one pass of that kind."""
 
     def __post_init__(self) -> None:
-        if self.provenance not in PROVENANCES:
-            raise ProfileError(f"provenance {self.provenance!r} is none of {', '.join(PROVENANCES)}")
+        for name in (self.provenance, self.draft_provenance or self.provenance):
+            if name not in PROVENANCES:
+                raise ProfileError(f"provenance {name!r} is none of {', '.join(PROVENANCES)}")
         if not self.target.seconds(1.0) > 0.0:
             raise ProfileError("a plain decode step must take some time: the fit gives none")
 
     @classmethod
-    def fitted(cls, bound: Bound, timings: Iterable[Timing], provenance: Provenance = "measured") -> CostProfile:
+    def fitted(
+        cls, bound: Bound, timings: Iterable[Timing], provenance: Provenance = "measured", shape: Shape = CHAIN
+    ) -> CostProfile:
         """From measured points, or with provenance ``engine`` from what a live engine exports (`Timing.exported`).
 
         From windows of a single gamma the draft cannot be told from verification; their sum is right at that gamma,
@@ -101,7 +110,8 @@ class CostProfile:
             target, draft, error = fit(points)
         except ValueError as bad:
             raise ProfileError(f"no cost profile: {bad}") from None
-        return cls(bound, provenance, target, draft, None if draft is None else provenance, error, points)
+        named = None if draft is None else provenance
+        return cls(bound, provenance, target, draft, named, error, points, shape=shape)
 
     @classmethod
     def entered(cls, bound: Bound, target: StepTime, draft: StepTime | None = None) -> CostProfile:
@@ -109,11 +119,11 @@ class CostProfile:
         return cls(bound, "entered", target, draft, None if draft is None else "entered")
 
     def with_draft(self, cost: float) -> CostProfile:
-        """A supposed draft that costs ``cost`` plain steps a proposal at every batch: for sizing."""
+        """A supposed chain draft that costs ``cost`` plain steps a proposal at every batch: for sizing."""
         if not 0.0 <= cost < math.inf:
             raise ValueError(f"a draft cannot cost {cost} plain steps")
-        drafting = replace(self.target, extra=0.0).scaled(cost)
-        return replace(self, draft=drafting, draft_provenance="entered")
+        drafting = replace(self.target, extra=0.0, stairs=()).scaled(cost)
+        return replace(self, draft=drafting, draft_provenance="entered", shape=CHAIN)
 
     def on_gpus(self, gpus: int, target: float | None = None, draft: float = 1.0) -> CostProfile:
         """Tensor parallelism as a factor: the target is ``target`` times as fast, the draft ``draft`` times.
@@ -132,23 +142,26 @@ class CostProfile:
     def cost(self, batch: float, gamma: float, context: float | None = None) -> Cost:
         """Costs at a batch; ``gamma`` may be a mean (n-gram windows propose fewer than asked for)."""
         at = self.usual_context if context is None else context
-        drafting = self.drafting.seconds(batch, 0.0, at)
-        plain, verify = self.target.seconds(batch, 0.0, at), self.target.seconds(batch, gamma, at)
-        return Cost(batch, gamma, at, plain, drafting, verify, self.origin, self.outside(batch, gamma, at))
+        plain, drafting = self.target.seconds(batch, 0.0, at), self.drafting.seconds(batch, 0.0, at)
+        verify = self.target.seconds(batch, self.shape.verified(gamma), at)
+        outside, passes = self.outside(batch, gamma, at), self.shape.passes(gamma)
+        return Cost(batch, gamma, at, plain, drafting, verify, self.origin, outside, passes)
 
     def plain_s(self, batch: float, context: float | None = None) -> float:
         return self.target.seconds(batch, 0.0, self.usual_context if context is None else context)
 
     def window_s(self, batch: float, gamma: float, context: float | None = None) -> float:
-        at = self.usual_context if context is None else context
-        return gamma * self.drafting.seconds(batch, 0.0, at) + self.target.seconds(batch, gamma, at)
+        at, shape = self.usual_context if context is None else context, self.shape
+        drafting = self.drafting.seconds(batch, 0.0, at)
+        return shape.passes(gamma) * drafting + self.target.seconds(batch, shape.verified(gamma), at)
 
     @property
     def origin(self) -> str:
-        """Where the costs come from, to be shown wherever one of them is."""
-        if self.draft_provenance in (None, self.provenance):
-            return self.provenance
-        return f"{self.provenance}, draft {self.draft_provenance}"
+        """Where the costs come from, to be shown wherever one of them is; what is no chain says so."""
+        said: str = self.provenance
+        if self.draft_provenance not in (None, self.provenance):
+            said += f", draft {self.draft_provenance}"
+        return said if self.shape == CHAIN else f"{said}, priced as {self.shape.described}"
 
     @property
     def drafting(self) -> StepTime:
@@ -175,19 +188,24 @@ class CostProfile:
         return (max(map(min, kinds.values())), min(map(max, kinds.values()))) if kinds else None
 
     def outside(self, batch: float, gamma: float, context: float) -> tuple[str, ...]:
-        """What of this point was never measured, one line each; a mean batch below 1 is read as 1."""
+        """What of this point was never measured, one line each; a mean batch below 1 is read as 1.
+
+        A context of 0 is one that nobody said: costs whose contexts are all unsaid are taken to hold at any.
+        """
         if not self.timings or self.batches is None:
             return ()
         gammas = [point.gamma for point in self.timings if point.gamma] or [0]
         contexts = [point.context for point in self.timings if point.part != "draft"]
-        checks = (
+        named, at = "proposals verified" if self.shape.kind == "tree" else "gamma", self.shape.verified(gamma)
+        checks = [
             ("batch", max(batch, 1.0), *self.batches),
             # A mean of fewer proposals than the smallest gamma lies between that gamma and a plain step, both measured.
-            ("gamma", gamma, 0.0 if gamma != int(gamma) else min(gammas), max(gammas)),
-            ("context", context, min(contexts), max(contexts)),
-        )
+            (named, at, 0.0 if at != int(at) else min(gammas), max(gammas)),
+        ]
+        if max(contexts) > 0.0:
+            checks.append(("context", context, min(contexts), max(contexts)))
         return tuple(
-            f"{name} {at:g} lies outside what was measured, {low:g} to {high:g}"
+            f"{name} {round(at, 1):g} lies outside what was measured, {low:g} to {high:g}"
             for name, at, low, high in checks
             if not low - 1e-9 <= at <= high + 1e-9
         )
@@ -203,6 +221,7 @@ class CostProfile:
             "error": None if self.error is None else asdict(self.error),
             "timings": [point.to_json() for point in self.timings],
             "parallel": list(self.parallel),
+            "shape": str(self.shape),
         }
 
     @classmethod
@@ -211,16 +230,20 @@ class CostProfile:
         try:
             if data["format"] != FORMAT:
                 raise ProfileError(f"cost profile of format {data['format']}, this version reads {FORMAT}")
-            gpus, target, draft = data["parallel"]
+            gpus, target, draft = map(float, data["parallel"])
+            bound = Bound(**data["bound"])
+            if not all(isinstance(fact, str | None) for fact in vars(bound).values()):
+                raise ValueError("`bound` holds something else than text")
             return cls(
-                Bound(**data["bound"]),
+                bound,
                 data["provenance"],
                 StepTime.from_json(data["target"]),
                 None if data["draft"] is None else StepTime.from_json(data["draft"]),
                 data["draft_provenance"],
                 None if data["error"] is None else FitError(**data["error"]),
                 tuple(Timing.from_json(point) for point in data["timings"]),
-                (gpus, target, draft),
+                (int(gpus), target, draft),
+                Shape.of(data.get("shape", "chain")),
             )
-        except (KeyError, TypeError, ValueError) as bad:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as bad:
             raise ProfileError(f"not a cost profile: {type(bad).__name__} {bad}") from None

@@ -102,8 +102,10 @@ def room(
 ) -> Room:
     """Ceilings and needs; a profile without a draft is first given a supposed one (:meth:`CostProfile.with_draft`).
 
-    ``wanted`` is the end-to-end speedup at which somebody would bother.
+    ``wanted`` is the end-to-end speedup at which somebody would bother. A tree has one proposal length, its steps.
     """
+    if profile.shape.kind == "tree":
+        gammas = [profile.shape.steps]
     free = math.inf if prefill_share == 0.0 else 1.0 / prefill_share
     needs: list[Need] = []
     outside: list[str] = []
@@ -138,7 +140,7 @@ def flip_batch(
     """
     low, high = profile.batches or (1.0, 1024.0)
     target, draft = profile.target, profile.drafting
-    kinks = {target.knee, target.knee / (1.0 + gamma), draft.knee}
+    kinks = {target.knee, target.knee / (1.0 + profile.shape.verified(gamma)), draft.knee}
     corners = sorted({low, high, *(kink for kink in kinks if low < kink < high)})
 
     def over(at: float) -> float:

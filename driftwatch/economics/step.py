@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 Part = Literal["target", "draft", "window"]
 """What was timed: a pass of the target, one proposal of the draft, or a whole window (proposals and verification)."""
@@ -14,12 +17,14 @@ Part = Literal["target", "draft", "window"]
 class StepTime:
     """Seconds of one pass over B sequences that carries 1 + gamma tokens of each, n = B (1 + gamma) in all:
 
-        t = floor + slope n + roof max(knee, n) + extra [gamma > 0] + context B L
+        t = floor + slope n + roof max(knee, n) + (extra + stair(gamma)) [gamma > 0] + context B L
 
     ``floor``: weights are read and kernels launched whatever the batch. ``slope``: every token costs arithmetic that is
     not hidden behind that reading. ``roof``: arithmetic that is hidden up to ``knee`` tokens, then shows (the roofline
     of Williams et al. 2009: max(a, b n) is roof = b, knee = a / b; the plain sum a + b n is roof = 0; real devices lie
     in between, and the data choose). ``extra``: a pass of several tokens a sequence runs other kernels and a sampler.
+    ``stairs``: matrices are multiplied in tiles, so that one token more a sequence can cost nothing, or a tile (four
+    cost 1.4 times what three do on one CPU); linear between the lengths that were measured.
     ``context``: reading L cached tokens a sequence, once a pass however many tokens it verifies (which is why
     speculation pays again at large batches of long contexts, MagicDec, arXiv 2408.11049).
 
@@ -34,11 +39,16 @@ class StepTime:
     knee: float = 0.0
     extra: float = 0.0
     context: float = 0.0
+    stairs: tuple[tuple[float, float], ...] = ()
+    """(gamma, seconds) in order of gamma."""
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        numbers = [(name, value) for name, value in asdict(self).items() if name != "stairs"]
+        for name, value in [*numbers, *(("stairs", number) for stair in self.stairs for number in stair)]:
             if not 0.0 <= value < float("inf"):
                 raise ValueError(f"{name} must be finite and not negative, not {value}")
+        if any(low >= high for (low, _), (high, _) in pairwise(self.stairs)):
+            raise ValueError("stairs must come in order of gamma")
 
     def seconds(self, batch: float, gamma: float = 0.0, context: float = 0.0) -> float:
         """Below one sequence there is no pass: a mean batch under 1 is an engine that idles between requests."""
@@ -47,6 +57,9 @@ class StepTime:
         time = self.floor + self.slope * tokens + self.context * sequences * context
         if gamma > 0.0:
             time += self.extra
+            if self.stairs:
+                gammas, seconds = zip(*self.stairs, strict=True)
+                time += float(np.interp(gamma, gammas, seconds))
         return time + self.roof * max(self.knee, tokens)
 
     def scaled(self, factor: float) -> StepTime:
@@ -58,14 +71,16 @@ class StepTime:
             roof=self.roof * factor,
             extra=self.extra * factor,
             context=self.context * factor,
+            stairs=tuple((gamma, seconds * factor) for gamma, seconds in self.stairs),
         )
 
-    def to_json(self) -> dict[str, float]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, float]) -> StepTime:
-        return cls(**data)
+    def from_json(cls, data: Mapping[str, Any]) -> StepTime:
+        stairs = tuple((float(gamma), float(seconds)) for gamma, seconds in data.get("stairs", ()))
+        return cls(**{**data, "stairs": stairs})
 
 
 @dataclass(frozen=True)
@@ -83,6 +98,8 @@ class Timing:
     repeats: int = 1
 
     def __post_init__(self) -> None:
+        if self.part not in get_args(Part):
+            raise ValueError(f"a timing of {self.part!r}, which is none of {', '.join(get_args(Part))}")
         if not 0.0 < self.seconds < float("inf"):
             raise ValueError(f"a pass takes a positive time, not {self.seconds} s")
         if not 1.0 <= self.batch < float("inf") or self.gamma < 0 or self.repeats < 1:

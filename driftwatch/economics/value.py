@@ -137,6 +137,7 @@ class Value:
             "context": cost.context,
             "costs": cost.origin,
             "draft_cost": cost.draft,
+            "draft_passes": self.proposals if cost.passes is None else cost.passes,
             "verification_cost": cost.verify,
             "proposals": self.proposals,
             "windows_per_step": self.coverage,

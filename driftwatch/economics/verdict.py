@@ -15,6 +15,9 @@ from driftwatch.economics.value import Value, best, gain
 
 Decision = Literal["use", "use_with_gamma", "do_not_use", "not_enough_data"]
 
+REACH = 4
+"""Reasons of one kind that are told."""
+
 LEAST_GAIN = 0.03
 """Below this another proposal length is not worth a change of configuration."""
 
@@ -226,7 +229,14 @@ def _warnings(tail: Tail | None, slower_limit: float | None) -> tuple[str, ...]:
 
 
 def _reach(values: Sequence[Value]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(f"gamma {value.gamma}: {line}" for value in values for line in value.outside))
+    """What was read outside the measured range, with the proposal lengths that it concerns; the first few of many."""
+    found: dict[str, list[str]] = {}
+    for value in values:
+        for line in value.outside:
+            found.setdefault(line, []).append(str(value.gamma))
+    lines = [f"gamma {', '.join(gammas)}: {line}" for line, gammas in found.items()]
+    more = len(lines) - REACH
+    return (*lines[:REACH], f"and {more} more lie outside") if more > 0 else tuple(lines)
 
 
 def _words(value: Value, margin: float) -> str:

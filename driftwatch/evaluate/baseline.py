@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from driftwatch.economics.load import settle
+from driftwatch.economics.load import Load, settle
 from driftwatch.economics.price import per_million
 from driftwatch.economics.profile import CostProfile
 from driftwatch.economics.quantile import quantile
@@ -31,6 +31,8 @@ class Conditions:
     rate: float | None = None
     """Requests per second and engine: then the batch follows from it, in either mode its own."""
     per_gpu_hour: float | None = None
+    gpus: int = 1
+    """Of one engine."""
     slower_limit: float = 0.1
     """Share of requests made slower that is tolerated."""
 
@@ -89,14 +91,14 @@ def baseline(requests: Sequence[Request], profile: CostProfile | None, at: Condi
             percentiles((weight, clock.token_s) for weight, clock in clocks),
             percentiles((weight, clock.decode_s) for weight, clock in clocks),
             percentiles((weight, clock.ttft_s) for weight, clock in clocks),
-            None if at.per_gpu_hour is None else per_million(token_s, at.batch, at.per_gpu_hour),
+            None if at.per_gpu_hour is None else per_million(token_s, at.batch, at.per_gpu_hour, at.gpus),
             **known,
         )
     if profile is None:
         return Baseline(len(requests), tokens, context, **known)
     seen = running = at.batch
     if at.rate is not None:
-        load = settle(lambda b: profile.plain_s(b, context), at.rate, mean(requests, lambda one: one.tokens))
+        load = settled(requests, profile, at.rate, context)
         if load.batch is None or load.seen is None:
             return Baseline(len(requests), tokens, context, "predicted", **known)
         seen, running = load.seen, load.batch
@@ -110,9 +112,16 @@ def baseline(requests: Sequence[Request], profile: CostProfile | None, at: Condi
         percentiles((weight, token_s) for weight, token_s, _ in times),
         percentiles((weight, token_s * count) for weight, token_s, count in times),
         {},
-        None if at.per_gpu_hour is None else per_million(profile.plain_s(seen, context), running, at.per_gpu_hour),
+        None
+        if at.per_gpu_hour is None
+        else per_million(profile.plain_s(seen, context), running, at.per_gpu_hour, at.gpus),
         **known,
     )
+
+
+def settled(requests: Sequence[Request], profile: CostProfile, rate: float, context: float) -> Load:
+    """Where plain decoding settles at an arrival rate."""
+    return settle(lambda batch: profile.plain_s(batch, context), rate, mean(requests, lambda one: one.tokens))
 
 
 def percentiles(weighted: Iterable[tuple[float, float]]) -> Percentiles:

@@ -14,7 +14,7 @@ from driftwatch.economics.range import Range
 from driftwatch.economics.tail import Tail, of_tallies
 from driftwatch.economics.value import Value, best, of_sums
 from driftwatch.economics.verdict import Verdict, verdict
-from driftwatch.evaluate.baseline import Conditions, mean
+from driftwatch.evaluate.baseline import Conditions, mean, settled
 from driftwatch.evaluate.request import Request, sums_of
 
 Kind = Literal["trained", "ngram", "lookahead"]
@@ -52,11 +52,11 @@ class Candidate:
 
     @property
     def stop(self) -> str | None:
-        """Why to stop here: at every proposal length even the upper limit stays under break-even."""
-        reach = [(value.length.upper, value) for value in self.values if not value.outside]
-        if not reach or any(upper is None or upper >= value.break_even for upper, value in reach):
+        """Why to stop here: at every proposal length even the upper limit stays under break-even, by more than the
+        costs may be wrong."""
+        if self.verdict is None or self.verdict.decision != "do_not_use":
             return None
-        top = best([value for _, value in reach])
+        top = best([value for value in self.values if not value.outside])
         if top is None or top.length.value is None or top.length.upper is None:
             return None
         return (
@@ -105,16 +105,20 @@ def judge(draft: Draft, requests: Sequence[Request], at: Conditions) -> Candidat
     final = verdict(values, draft.profile, gamma=gamma, tail=tail, slower_limit=at.slower_limit)
     cost = None
     if at.per_gpu_hour is not None:
-        cost = price(named, draft.profile, per_gpu_hour=at.per_gpu_hour, context=named.cost.context)
+        context = named.cost.context
+        cost = price(named, draft.profile, per_gpu_hour=at.per_gpu_hour, gpus=at.gpus, context=context)
     return Candidate(draft, len(judged), figures, tuple(values), final, named, tail, cost)
 
 
 def _values(draft: Draft, profile: CostProfile, sums: Sums, requests: Sequence[Request], at: Conditions) -> list[Value]:
-    context = mean(requests, lambda one: one.context)
+    """At a rate break-even is at the batch of plain decoding: where both ways take as long, they settle at the same."""
+    context, batch = mean(requests, lambda one: one.context), at.batch
+    if at.rate is not None:
+        batch = settled(requests, profile, at.rate, context).seen or batch
     if draft.kind == "lookahead" and draft.fed_per_step is not None:
-        values = _lookahead(profile, sums, draft.fed_per_step, at.batch, context)
+        values = _lookahead(profile, sums, draft.fed_per_step, batch, context)
     else:
-        values = of_sums(sums, profile, batch=at.batch, context=context)
+        values = of_sums(sums, profile, batch=batch, context=context)
     if at.rate is None:
         return values
     tokens = mean(requests, lambda one: one.tokens)

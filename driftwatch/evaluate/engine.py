@@ -61,24 +61,30 @@ class Timed:
 
 
 def measure(
-    urls: Sequence[str], prompts: Sequence[Prompt], limits: Limits, done: Callable[[], object] = lambda: None
+    urls: Sequence[str],
+    prompts: Sequence[Prompt],
+    limits: Limits,
+    done: Callable[[], object] = lambda: None,
+    warm: Prompt | None = None,
 ) -> list[list[Timed]]:
     """For each engine what came of each prompt. Engines take turns, block by block, in alternating order.
 
-    Raises DriftwatchError with one line if an engine cannot be reached or answers its first request wrongly.
+    ``warm`` is asked first and not counted, which leaves an engine's prefix cache cold for the others; without it the
+    first prompt is asked twice. Raises DriftwatchError with one line if an engine cannot be reached or answers its
+    first request wrongly.
     """
-    return asyncio.run(_measure(urls, prompts, limits, done))
+    return asyncio.run(_measure(urls, prompts, limits, done, warm or prompts[0]))
 
 
 async def _measure(
-    urls: Sequence[str], prompts: Sequence[Prompt], limits: Limits, done: Callable[[], object]
+    urls: Sequence[str], prompts: Sequence[Prompt], limits: Limits, done: Callable[[], object], warm: Prompt
 ) -> list[list[Timed]]:
     found: list[list[Timed]] = [[] for _ in urls]
     pool = httpx.Limits(max_connections=limits.concurrency)
     async with httpx.AsyncClient(timeout=LONGEST_WAIT_S, limits=pool, trust_env=False) as client:
         engines = [_Engine(client, url.rstrip("/")) for url in urls]
         for engine in engines:
-            await engine.begin(prompts[0])
+            await engine.begin(warm)
         size = max(1, -(-len(prompts) // BLOCKS))
         orders = cycle([list(enumerate(engines)), list(enumerate(engines))[::-1]])
         for start, order in zip(range(0, len(prompts), size), orders, strict=False):

@@ -17,7 +17,7 @@ from driftwatch.evaluate.candidate import Kind
 from driftwatch.evaluate.plots import Series, bars, lines
 from driftwatch.evaluate.report import Report, Segment
 from driftwatch.evaluate.tables import sections
-from driftwatch.evaluate.words import decision, number
+from driftwatch.evaluate.words import conditions, costs, decision, number
 
 MARKS: Mapping[Kind, int] = {"trained": 0, "ngram": 1, "lookahead": 2}
 LABELS: Mapping[Kind, str] = {"trained": "the draft", "ngram": "n-gram", "lookahead": "lookahead"}
@@ -36,7 +36,8 @@ def page(report: Report) -> str:
         {"segment": one, "decision": decision(one.verdict), "sections": sections(one), "plots": plots(one)}
         for one in report.segments
     ]
-    return environment.get_template("report.html").render(report=report, shown=shown)
+    words = {"conditions": conditions(report), "costs": costs(report)}
+    return environment.get_template("report.html").render(report=report, shown=shown, **words)
 
 
 def _cell(text: str) -> Markup:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from driftwatch.economics.price import Price
 from driftwatch.economics.profile import CostProfile
 from driftwatch.economics.sizing import Room, room
 from driftwatch.economics.verdict import LEAST_GAIN, Verdict, of_measured
@@ -30,8 +31,29 @@ class Segment:
     verdict: Verdict
 
     @property
+    def about(self) -> str | None:
+        """What the verdict speaks of; None where nothing was judged."""
+        if self.wall is not None and self.wall.source == "measured":
+            return "the engine's own speculation"
+        return None if self.subject is None else self.subject.draft.name
+
+    @property
+    def price(self) -> Price | None:
+        """Of what section 3 is about: of measured times where there are any, and then without GPUs added, since what a
+        plain engine takes at other batches was not measured."""
+        base, wall = self.baseline, self.wall
+        if wall is None or wall.source != "measured":
+            return None if self.subject is None else self.subject.price
+        if base.per_million is None or base.batch is None:
+            return None
+        plain = base.per_million
+        speculative = wall.speedup.map(lambda times: plain / times if times else None, falling=True)
+        return Price(plain, speculative, None, None, base.batch, base.batch, "measured")
+
+    @property
     def subject(self) -> Candidate | None:
-        """What the verdict and sections 3 and 4 are about: the trained draft, else the best that needs no training."""
+        """What is predicted of: the trained draft, else the best that needs no training. Sections 3 and 4 and the
+        verdict are about it, unless engines were measured."""
         if self.candidates and self.candidates[0].draft.kind == "trained":
             return self.candidates[0]
         known = [one for one in self.candidates if one.shown is not None and one.shown.judged.value is not None]
@@ -65,8 +87,8 @@ class Segment:
                 found.append("no hit rate reaches that: only a cheaper draft or verification would")
             elif flip.hit_rate_now is not None:
                 found.append(f"that is a hit rate of {flip.hit_rate:.2f} (now {flip.hit_rate_now:.2f})")
-            if flip.batch is not None:
-                found.append(f"a batch of {flip.batch:.1f} instead of {self.baseline.batch or 0.0:g}")
+            if flip.batch is not None and self.baseline.batch is not None:
+                found.append(f"a batch of {flip.batch:.1f} instead of {self.baseline.batch:.3g}")
         if now.requests_needed is not None:
             found.append(f"about {now.requests_needed} requests in the sample")
         if self.subject is None and self.room is not None and (easiest := self.room.easiest) is not None:
@@ -79,9 +101,9 @@ class Segment:
             "baseline": self.baseline.to_json(),
             "acceptance": [one.to_json() for one in self.candidates],
             "wall_clock": None if self.wall is None else self.wall.to_json(),
-            "cost": None if self.subject is None or self.subject.price is None else self.subject.price.to_json(),
+            "cost": None if self.price is None else self.price.to_json(),
             "room": None if self.room is None else self.room.to_json(),
-            "verdict": self.verdict.to_json(),
+            "verdict": self.verdict.to_json() | {"about": self.about},
             "would_change": list(self.would_change),
             "untrained": self.untrained,
         }
@@ -103,7 +125,8 @@ class Report:
         costs = None
         if profile is not None:
             error = None if profile.error is None else asdict(profile.error)
-            costs = {"origin": profile.origin, "bound": asdict(profile.bound), "error": error}
+            bound = asdict(profile.bound)
+            costs = {"origin": profile.origin, "bound": bound, "priced_as": str(profile.shape), "error": error}
         return {
             "conditions": asdict(self.conditions),
             "costs": costs,
@@ -136,7 +159,9 @@ def _segment(
     possible = None
     if profile is not None:
         sized = profile if profile.draft is not None else profile.with_draft(SUPPOSED_COST)
-        possible = room(sized, batch=at.batch, prefill_share=base.prefill_share or 0.0, context=base.context)
+        possible = room(
+            sized, batch=base.batch or at.batch, prefill_share=base.prefill_share or 0.0, context=base.context
+        )
     # Which candidate the verdict is about is a property of the segment itself.
     draft = Segment(name, base, candidates, wall, possible, Verdict("not_enough_data", None, (), 0.0))
     subject = draft.subject
@@ -150,15 +175,19 @@ def _verdict(subject: Candidate | None, wall: WallClock | None, possible: Room |
     predicted_one = None if subject is None else subject.verdict
     if wall is not None and wall.source == "measured":
         slower = "p99 of the time per token gets worse" if wall.p99 == "worse" else None
+        # What an engine drafts with is known where its draft was given: of prompt lookup a flip says nothing.
+        trained = subject is not None and subject.draft.kind == "trained"
         return of_measured(
             wall.speedup,
             gamma=at.gamma,
             requests=wall.requests,
-            flip=None if predicted_one is None else predicted_one.flip,
+            flip=predicted_one.flip if trained and predicted_one is not None else None,
             warnings=() if slower is None else (slower,),
         )
     if predicted_one is not None:
         return predicted_one
+    if subject is not None and possible is not None:
+        return Verdict("not_enough_data", None, (f"the costs given are none of {subject.draft.name}",), 0.0)
     if possible is not None and possible.easiest is None:
         reason = "not even a draft whose every proposal is accepted would pay at this batch"
         return Verdict("do_not_use", None, (reason,), 0.0)

@@ -9,6 +9,7 @@ from driftwatch.acceptance import Tally
 from driftwatch.drift.sums import Sums
 
 ALL = "all"
+RETOKENISED = "retokenised"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Request:
     """Measured now, of an engine with it."""
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     """By name of the draft: what a replay, or a run, found."""
+    retokenised: bool = False
+    """Its ids were made from text and need not be the served ones."""
 
 
 def sums_of(requests: Iterable[Request], draft: str) -> Sums | None:
@@ -65,9 +68,13 @@ def sums_of(requests: Iterable[Request], draft: str) -> Sums | None:
 
 
 def by_segment(requests: Sequence[Request]) -> dict[str, list[Request]]:
-    """All of them first, then each segment, where there are several."""
-    found: dict[str, list[Request]] = {ALL: list(requests)}
-    segments = sorted({request.segment for request in requests})
-    if segments == [ALL]:
-        return found
-    return found | {segment: [one for one in requests if one.segment == segment] for segment in segments}
+    """All of them first, then each segment, where there are several. Requests whose ids were made from text are never
+    pooled with exact ones: beside such they stand apart, last."""
+    exact = [one for one in requests if not one.retokenised]
+    apart = [one for one in requests if one.retokenised]
+    pooled = exact or apart
+    found: dict[str, list[Request]] = {ALL: pooled}
+    segments = sorted({request.segment for request in pooled})
+    if segments != [ALL]:
+        found |= {segment: [one for one in pooled if one.segment == segment] for segment in segments}
+    return found | ({RETOKENISED: apart} if exact and apart else {})

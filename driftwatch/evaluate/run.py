@@ -10,20 +10,18 @@ from statistics import fmean
 from driftwatch.acceptance import DEFAULT_GAMMA, Rule
 from driftwatch.economics.profile import Bound, CostProfile
 from driftwatch.economics.step import Timing
-from driftwatch.errors import ProfileError
+from driftwatch.errors import DriftwatchError, ProfileError
 from driftwatch.evaluate.baseline import Conditions
 from driftwatch.evaluate.candidate import Draft
 from driftwatch.evaluate.engine import Limits, Prompt, failures, measure
 from driftwatch.evaluate.report import Report, report
 from driftwatch.evaluate.request import Clock, sums_of
 from driftwatch.evaluate.sample import LOOKAHEAD, NGRAM, Progress, Sample
-from driftwatch.settings import Shadow
+from driftwatch.settings import HiddenStates, Shadow
 from driftwatch.shadow.device import pick_device, pick_dtype
-from driftwatch.shadow.draft import hash_weights
-from driftwatch.shadow.eagle3.tree import split_spec
 from driftwatch.shadow.lookahead.method import is_lookahead
-from driftwatch.shadow.open import Opening, folder_of, is_named
-from driftwatch.shadow.profile.run import target_hash
+from driftwatch.shadow.open import Opening, is_named
+from driftwatch.shadow.profile.bound import misfits, shape_of
 from driftwatch.shadow.target import Target
 from driftwatch.shadow.tokenizer import Retokeniser
 
@@ -40,6 +38,8 @@ class Subject:
     rule: Rule = "argmax"
     engines: Sequence[str] = ()
     """URL of the plain one, then of the speculative one."""
+    hidden_states: HiddenStates | None = None
+    """An engine that runs the target for an EAGLE-3 draft, in place of this machine."""
 
 
 def run(subject: Subject, at: Conditions, limits: Limits, shadow: Shadow, progress: Progress) -> Report:
@@ -52,34 +52,50 @@ def run(subject: Subject, at: Conditions, limits: Limits, shadow: Shadow, progre
         _refuse_others(subject, subject.profile)
     target = tokenizer = None
     if subject.target is not None:
-        target = Target(subject.target, device=device, dtype=dtype, prefill_tokens=shadow.batch_tokens)
+        target = Target(
+            subject.target,
+            device=device,
+            dtype=dtype,
+            device_map=shadow.device_map,
+            prefill_tokens=shadow.batch_tokens,
+            engine=subject.hidden_states,
+        )
         tokenizer = Retokeniser(subject.target)
     sample = Sample(subject.files, subject.by, tokenizer)
     notes = _send(sample, subject.engines, limits, progress) if subject.engines else []
     costs, drafts, spec = subject.profile, [], subject.draft
     ngram, lookahead = NGRAM, LOOKAHEAD
     if spec is not None and is_lookahead(spec):
+        if target is None or subject.hidden_states is not None:
+            raise DriftwatchError(f"draft {spec}: the target itself is run; give it with --target")
         lookahead = spec
     elif spec is not None and is_named(spec):
         ngram = spec
     elif spec is not None:
-        tree = split_spec(spec)[1] is not None
-        if tree and costs is not None:
-            notes.append(f"{spec}: acceptance alone, since a cost profile knows no trees; engines can be measured")
-        drafts.append(sample.trained(spec, how, target, None if tree else costs, progress))
+        shape = shape_of(spec)
+        priced = costs if costs is None or costs.shape == shape else None
+        if costs is not None and priced is None:
+            notes.append(
+                f"{spec}: acceptance alone, since it makes {shape.described} and the profile has the costs of "
+                f"{costs.shape.described}; `driftwatch profile --draft {spec}` measures its own"
+            )
+        drafts.append(sample.trained(spec, how, target, priced, progress))
     drafts.append(sample.ngram(ngram, how, costs, progress))
-    if target is not None:
+    if target is not None and subject.hidden_states is None:
         tried = sample.lookahead(lookahead, target, costs, progress)
         drafts.append(tried)
         notes.append(f"{tried.name} was run and not replayed: the target decoded {tried.chosen} of the records again")
+    if any(one.retokenised for one in sample.requests):
+        notes.append("requests that came as text were tokenised again: their ids need not be the served ones")
     if costs is None and len(subject.engines) == 2:
         costs, drafts = _exported(sample, drafts, at, limits)
     return report(sample.requests, drafts, costs, at, skipped=sample.skipped, notes=notes)
 
 
 def _send(sample: Sample, urls: Sequence[str], limits: Limits, progress: Progress) -> list[str]:
-    prompts = [Prompt(place, record, tokens) for place, record, tokens in sample.share(limits.requests)]
-    found = measure(urls, prompts, limits, lambda: progress("engines", len(prompts) * len(urls)))
+    prompts = [Prompt(place, record, tokens) for place, record, tokens in sample.share(limits.requests + 1)]
+    warm = prompts.pop() if len(prompts) > limits.requests else None
+    found = measure(urls, prompts, limits, lambda: progress("engines", len(prompts) * len(urls)), warm)
     notes = []
     for name, url, results in zip(("plain", "speculative"), urls, found, strict=False):
         for one in results:
@@ -125,12 +141,11 @@ def _token_s(clocks: Sequence[Clock]) -> float:
 
 
 def _refuse_others(subject: Subject, profile: CostProfile) -> None:
-    """A profile holds for one target and draft. Raises ProfileError if these are others."""
-    bound, mine = profile.bound, []
-    if subject.target is not None and bound.target and bound.target != target_hash(subject.target):
-        mine.append(f"target {subject.target}")
-    trained = subject.draft is not None and not is_named(subject.draft)
-    if trained and bound.draft and bound.draft != hash_weights(folder_of(str(subject.draft))):
-        mine.append(f"draft {subject.draft}")
-    if mine:
+    """A profile holds for one target and draft. Raises ProfileError if these are others, or if it has no draft."""
+    if subject.draft is not None and not is_named(subject.draft) and profile.draft is None:
+        raise ProfileError(
+            f"the cost profile has no draft; measure it with `driftwatch profile --draft {subject.draft}`"
+        )
+    here = subject.target if subject.hidden_states is None else None  # else its weights are not
+    if mine := misfits(profile, subject.draft, here):
         raise ProfileError(f"the cost profile is not of {' and '.join(mine)}; measure one with `driftwatch profile`")

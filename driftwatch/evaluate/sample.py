@@ -82,7 +82,7 @@ class Sample:
 
     def ngram(self, spec: str, opening: Opening, profile: CostProfile | None, progress: Progress) -> Draft:
         """Replay prompt lookup, which costs an engine next to nothing."""
-        self._replay(spec, parse_ngram(spec, opening.depths), opening, progress)
+        self._replay(spec, parse_ngram(spec, opening.depths, opening.rule), opening, progress)
         return Draft(spec, "ngram", None if profile is None else profile.with_draft(0.0))
 
     def lookahead(self, spec: str, target: Target, profile: CostProfile | None, progress: Progress) -> Draft:
@@ -137,6 +137,7 @@ def _request(record: Record, tokens: Tokens, by: Iterable[str]) -> Request:
         record.weight,
         record.session,
         _recorded(record, tokens.judged),
+        retokenised=not record.has_ids,
     )
 
 

@@ -115,10 +115,10 @@ def _figures(one: Candidate) -> Table:
 
 
 def _wall_clock(segment: Segment) -> Section:
-    wall, subject = segment.wall, segment.subject
-    if wall is None or subject is None:
+    wall = segment.wall
+    if wall is None:
         return Section("3. Time with speculation", ["nothing to compare: costs or acceptance are unknown"], [])
-    said = [f"{SOURCES[wall.source]}: {subject.draft.name}, gamma {wall.gamma}, {wall.requests} requests"]
+    said = [f"{SOURCES[wall.source]}: {segment.about}, gamma {wall.gamma}, {wall.requests} requests"]
     said.append(f"decoding of these requests is {limits(wall.speedup)} times as fast")
     if wall.source == "predicted":
         said.append(
@@ -151,23 +151,28 @@ def _percentiles(wall: WallClock) -> Table:
 
 
 def _cost(segment: Segment) -> Section:
-    title = "4. Cost"
-    found = None if segment.subject is None else segment.subject.price
+    title, found = "4. Cost", segment.price
     if found is None:
         return Section(title, ["no price: give --price-per-gpu-hour, and costs of a step"], [])
-    said = [f"same GPUs: speculation saves {limits(found.saved, '%')} of the cost of a token"]
+    measured = segment.wall is not None and segment.wall.source == "measured"
+    said = [f"{SOURCES['measured' if measured else 'predicted']}: {segment.about}"]
+    said.append(f"same GPUs: speculation saves {limits(found.saved, '%')} of the cost of a token")
+    if measured:
+        said.append("what plain decoding costs at that latency was not measured: it takes a cost profile")
+        return Section(title, said, [_prices(found, added=False)])
     if found.replicas is None:
         said.append("no number of GPUs gives plain decoding this latency")
     else:
         said.append(f"plain decoding at the same latency takes {found.replicas:.2f} times the GPUs")
-    return Section(title, said, [_prices(found)])
+    return Section(title, said, [_prices(found, added=True)])
 
 
-def _prices(found: Price) -> Table:
-    added = "out of reach" if found.added is None else number(found.added)
+def _prices(found: Price, *, added: bool) -> Table:
     rows = [
         ("plain", number(found.plain), f"{found.plain_batch:.3g}"),
         ("speculative, same GPUs", limits(found.speculative), f"{found.batch:.3g}"),
-        ("plain, GPUs added for the same latency", added, ""),
     ]
+    if added:
+        cost = "out of reach" if found.added is None else number(found.added)
+        rows.append(("plain, GPUs added for the same latency", cost, ""))
     return Table(f"per million output tokens, costs {found.costs}", ("", "cost", "running"), rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from driftwatch.economics.range import Range
 from driftwatch.economics.verdict import Verdict
 from driftwatch.evaluate.baseline import Baseline, Source
+from driftwatch.evaluate.report import Report
 
 NO_DATA = "not enough data"
 
@@ -40,6 +41,23 @@ def limits(found: Range, unit: str = "") -> str:
         return f"{put(found.value)} (no limits: too few requests)"
     low, high = ("?" if x is None else put(x) for x in (found.lower, found.upper))
     return f"{put(found.value)} ({low} to {high})"
+
+
+def costs(report: Report) -> str:
+    """Where the costs of a step come from, in one line."""
+    profile = report.profile
+    if profile is None:
+        return "costs of a step are unknown"
+    on = " ".join(fact for fact in (profile.bound.device, profile.bound.dtype) if fact)
+    fit = "" if profile.error is None else f"; the fit is off by {100.0 * profile.error.rms:.1f}%"
+    return f"costs {profile.origin}{f', {on}' if on else ''}{fit}"
+
+
+def conditions(report: Report) -> str:
+    """What was compared, in one line."""
+    at = report.conditions
+    load = f"batch {at.batch:g}" if at.rate is None else f"{at.rate:g} requests a second and engine"
+    return f"gamma {at.gamma} in use, {load}"
 
 
 def decision(verdict: Verdict) -> str:

@@ -67,6 +67,8 @@ def tokens_of(record: Record, tokenizer: Retokeniser | None) -> Tokens | str:
     """The record's tokens with its sampling settings, or why there are none."""
     if record.prompt_token_ids and record.output_token_ids:
         found: Tokens | None = Tokens(record.prompt_token_ids, record.output_token_ids)
+    elif record.is_empty:
+        return "too_short"
     elif tokenizer is None:
         return "no_tokenizer"
     else:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from driftwatch.acceptance import DEFAULT_GAMMA, Weights
+from driftwatch.acceptance import DEFAULT_GAMMA, Rule, Weights
 from driftwatch.errors import ModelError
 from driftwatch.shadow.draft import Fingerprint, Tokens
 
@@ -34,17 +34,20 @@ class NgramDraft:
 
     mapped = True  # it proposes what the request holds: any vocabulary fits
 
-    def __init__(self, shortest: int, longest: int, gamma: int = DEFAULT_GAMMA) -> None:
+    def __init__(self, shortest: int, longest: int, gamma: int = DEFAULT_GAMMA, rule: Rule = "argmax") -> None:
         """Raises ValueError unless 1 <= shortest <= longest and 1 <= gamma."""
         if not (1 <= shortest <= longest and gamma >= 1):
             raise ValueError(f"no prompt lookup has min {shortest}, max {longest}, gamma {gamma}")
         self._shortest = shortest
         self._longest = longest
-        self._gamma = gamma
+        self._gamma, self._rule = gamma, rule
         self.fingerprint = modelless_fingerprint(KIND, {"min": shortest, "max": longest})
 
     def skip_reason(self, tokens: Tokens) -> str | None:
-        return "too_short" if tokens.judged < 1 else None
+        """A sample whose sampling is unknown is none that the rejection rule judges, whatever it would say of it."""
+        if tokens.judged < 1:
+            return "too_short"
+        return "sampling_unknown" if self._rule == "rejection" and tokens.temperature is None else None
 
     def replay(self, batch: Sequence[Tokens]) -> list[Weights]:
         """Weights of each request, with the number of proposals at each start.
@@ -98,7 +101,7 @@ def _first_ends(ids: NDArray[np.int64], longest: int) -> Iterator[NDArray[np.int
         yield first
 
 
-def parse(spec: str, gamma: int = DEFAULT_GAMMA) -> NgramDraft:
+def parse(spec: str, gamma: int = DEFAULT_GAMMA, rule: Rule = "argmax") -> NgramDraft:
     """``ngram:min=1,max=3``. Raises ModelError with one line that names the key and its value.
 
     Both are asked for: vLLM takes a missing one from the other, its documentation takes min for 1.
@@ -106,7 +109,7 @@ def parse(spec: str, gamma: int = DEFAULT_GAMMA) -> NgramDraft:
     found = parameters(spec, KIND, {"min": (1, LONGEST), "max": (1, LONGEST)})
     if found["min"] > found["max"]:
         raise ModelError(f"draft {spec}: `min` is {found['min']}, more than `max` = {found['max']}")
-    return NgramDraft(found["min"], found["max"], gamma)
+    return NgramDraft(found["min"], found["max"], gamma, rule)
 
 
 def parameters(

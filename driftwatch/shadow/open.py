@@ -94,7 +94,7 @@ def open_draft(spec: str | Path, opening: Opening, target: Target | None = None)
     """Load a draft. Raises ModelError with one line if it cannot be used, or needs a target and there is none."""
     kind = kind_of(spec)
     if kind == "ngram":
-        return ngram.parse(str(spec), opening.depths)
+        return ngram.parse(str(spec), opening.depths, opening.rule)
     folder, (_, tree) = folder_of(spec), split_spec(spec)
     if tree is not None and kind != "eagle3":
         raise ModelError(f"draft {spec}: EAGLE-3 heads alone draft trees, this is a {kind} draft; leave out its tree")

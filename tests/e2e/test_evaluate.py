@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.e2e.machine import CHAIN, DATA, TRACE, Machine, free_port
+from tests.e2e.machine import CHAIN, DATA, TRACE, Machine, free_port, until
 
 TARGET = DATA / "models" / "target"
 COSTS = """
@@ -116,6 +117,40 @@ def test_engines_are_measured(machine: Machine, folder: Path) -> None:
     assert report["costs"]["origin"] == "engine"
     assert found["cost"]["speculative"][0] < found["cost"]["plain"]
     assert f"plain: 24 of 24 prompts timed at {urls[0]}, 2 at once" in report["notes"]
+    assert found["verdict"]["about"] == "the engine's own speculation"
+
+
+def test_price_and_device_come_from_the_settings_unless_said(folder: Path) -> None:
+    (folder / "settings.yaml").write_text("value: {gpu_hour_price: 4, gpus: 2}\n")
+    options: list[str | Path] = ["--draft", CHAIN, "--profile", "costs.yaml", "--config", "settings.yaml"]
+    (set_,) = evaluated(*options, cwd=folder)["segments"]
+    (said,) = evaluated(*options, "--price-per-gpu-hour", "1", cwd=folder)["segments"]
+    assert set_["cost"]["plain"] == pytest.approx(4 * said["cost"]["plain"])
+    assert set_["baseline"]["per_million"] == pytest.approx(set_["cost"]["plain"], rel=1e-3)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "profile"])
+def test_what_is_interrupted_writes_nothing(tmp_path: Path, command: str) -> None:
+    """Ctrl-C in the middle of the work, once the file that is to be written has been opened beside its name."""
+    arguments = {
+        "evaluate": [TRACE, "--draft", CHAIN, "--target", TARGET, "--html", "out"],
+        "profile": ["--target", TARGET, "--draft", CHAIN, "--out", "out"],
+    }[command]
+    (tmp_path / "out").write_text("of an earlier run")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "DRIFTWATCH_SHADOW__DEVICE": "cpu"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "driftwatch", command, *map(str, arguments)],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: len(list(tmp_path.iterdir())) > 1 or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.strip()) == (130, "", "driftwatch: interrupted")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out", "of an earlier run")]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +163,10 @@ def test_engines_are_measured(machine: Machine, folder: Path) -> None:
         (["evaluate", "empty.jsonl"], "no request to evaluate: the files hold no records"),
         (["profile", "--target", "nowhere"], "nowhere"),
         (["profile"], "give --target, or engines with --engine-url"),
+        (["profile", "--engine-url", "http://127.0.0.1:9", "--draft", CHAIN], "leave out --draft, --batch"),
+        (["profile", "--target", TARGET, "--out", "no/such/p.json"], "--out no/such/p.json: No such file"),
+        (["evaluate", TRACE, "--html", "no/such/p.html"], "--html no/such/p.html: No such file"),
+        (["evaluate", TRACE, "--hidden-states", "{}", "--target", TARGET], "--hidden-states: url: Field required"),
         (["profile", "--engine-url", "http://127.0.0.1:9", "--seconds", "1"], "engine http://127.0.0.1:9/metrics"),
     ],
 )

@@ -353,9 +353,64 @@ def test_prompt_lookup_beside_a_trained_draft(
         stream.lookup = lookup
         stream.more(Kind((0.8,)), count)
         segment = client.get("/v1/segments/tenant=a").json()
+        (listed,) = client.get("/v1/segments").json()["segments"]
+        exported = metrics(client)
     (found,) = segment["untrained"]
+    assert listed["untrained"] == [found]
+    labels = (("draft", "lookup"), ("model", "m"), ("segment", "tenant=a"))
+    for side in ("", "_lower", "_upper"):
+        told = exported[f"driftwatch_untrained_time_difference_ratio{side}"][labels]
+        assert told == pytest.approx(found["difference"][side.removeprefix("_") or "value"])
     assert found["verdict"] == verdict
     assert found["difference"]["requests"] == count
     cells = {cell["draft"]: cell["value"] for cell in segment["cells"]}
     assert cells["lookup"]["break_even_acceptance_length"] < cells["incumbent"]["break_even_acceptance_length"]
     assert cells["lookup"]["costs"]["costs"] == "entered"
+
+
+ENTERED = "batches: [{batch: 1, step_ms: 20, c: 0.1, v: {3: 1.1, 8: 1.2}}, {batch: 32, step_ms: 30, c: 0.1, v: {3: 2}}]"
+
+
+def test_costs_entered_without_a_context_hold_at_any(store: Store, tmp_path: Path) -> None:
+    """Nobody who writes c and v by hand knows a context: verdict and best length are there all the same."""
+    path = tmp_path / "costs.yaml"
+    path.write_text(ENTERED)
+    with running(store, {"profile": str(path)}) as stream:
+        stream.more(Kind((0.9,)), 60)
+        found, exported = stream.value(), metrics(stream.client)
+    assert found["context"] > 0.0
+    assert found["outside"] == []
+    assert found["costs"]["priced_as"] == "chain"
+    assert found["verdict"]["decision"] in ("use", "use_with_gamma")
+    assert found["best_gamma"] >= 3
+    assert "driftwatch_best_gamma" in exported
+
+
+def test_a_block_is_priced_as_one_pass(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "costs.yaml"
+    found = {}
+    for shape in ("chain", "block"):
+        path = tmp_path / f"{shape}.yaml"
+        path.write_text(f"{ENTERED}\nshape: {shape}")
+        with running(store, {"profile": str(path)}) as stream:
+            if shape == "chain":
+                stream.more(Kind((0.9,)), 60)
+            found[shape] = stream.value()
+    assert found["chain"]["break_even_acceptance_length"] == pytest.approx(3 * 0.1 + 1.1, rel=0.02)
+    assert found["block"]["break_even_acceptance_length"] == pytest.approx(0.1 + 1.1, rel=0.02)
+    assert found["block"]["costs"]["costs"] == "entered, priced as a block"
+    assert found["block"]["best_gamma"] >= found["chain"]["best_gamma"]
+
+
+def test_limits_on_waiting_are_exported(store: Store) -> None:
+    with running(store, {}, slo={"ttft_s": 0.5}) as stream:
+        stream.begin = stream.begin.__class__.now(stream.begin.tzinfo) - timedelta(minutes=40)
+        stream.more(Kind(timing=(0.9, 1.0)), 150)
+        exported = metrics(stream.client)
+        slo = stream.client.get("/v1/segments/tenant=a").json()["slo"]
+    (one,) = slo
+    assert one["state"] == "page"
+    key = (("figure", "ttft"), ("segment", "tenant=a"))
+    assert exported["driftwatch_slo_burn_rate"][tuple(sorted([*key, ("window", "1h")]))] == pytest.approx(100.0)
+    assert exported["driftwatch_slo_state"][tuple(sorted([*key, ("state", "page")]))] == 1.0
+    assert exported["driftwatch_slo_limit_seconds"][("figure", "ttft"),] == 0.5

@@ -97,3 +97,25 @@ def test_segment_ids_lead_back_to_their_labels(labels: dict[str, str]) -> None:
 def test_segment_ids_are_sorted_and_encoded() -> None:
     assert segment_id({"tenant": "a,b", "kind": "c=d"}) == "kind=c%3Dd,tenant=a%2Cb"
     assert segment_id({}) == "all"
+
+
+EMPTY = [
+    {"id": "a", "prompt_token_ids": [1], "output_token_ids": []},
+    {"id": "b", "prompt_token_ids": [], "output_token_ids": [1]},
+]
+
+
+def test_history_holds_requests_that_came_to_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in [*EMPTY, GOOD]))
+    assert [(one.id, one.is_empty, one.has_ids) for one in read_records([path])] == [
+        ("a", True, False),
+        ("b", True, False),
+        ("a", False, True),
+    ]
+
+
+@pytest.mark.parametrize("one", [*EMPTY, {"id": "c", "prompt_token_ids": [1]}])
+def test_whoever_sends_a_sample_is_told_of_its_missing_part(one: dict[str, object]) -> None:
+    with pytest.raises(RecordError, match=r"line 3: .*one is missing or empty; give both, or leave the record out"):
+        parse_record(json.dumps(one), where="line 3")

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch.nn import functional as F
 from transformers import DynamicCache
 
+from driftwatch.economics.shape import CHAIN, Shape
 from driftwatch.shadow.causal import Causal
-from driftwatch.shadow.eagle3.replay import Eagle3Draft
 from driftwatch.shadow.profile.loop import Lap
 
 STEPS = 4
@@ -27,7 +26,7 @@ SEED = 0
 
 
 class Proposer(Protocol):
-    """A draft that can make single proposals for a batch."""
+    """A draft whose passes can be made one by one, for a batch."""
 
     layers: tuple[int, ...]
     """Hidden states of the target that it reads, as indices into ``hidden_states``."""
@@ -36,19 +35,20 @@ class Proposer(Protocol):
         """Have a cache of ``context`` tokens for each of ``batch`` sequences."""
 
     def propose(self, ids: torch.Tensor) -> torch.Tensor:
-        """One pass over [batch, 1] ids: the next proposal [batch, 1]. Proposals add up in the cache."""
+        """One pass over [batch, 1] ids: the next proposals [rows, n]. Proposals add up in the cache."""
 
     def verified(self, ids: torch.Tensor, states: list[torch.Tensor]) -> None:
         """What the draft does with the [batch, 1 + gamma] ids that were verified; then back to ``context``."""
 
 
 class Passes:
-    """Plain steps and windows of a target, with a draft or with none."""
+    """Plain steps and windows of a target, with a draft or with none. ``gamma`` is the tokens verified beside the last
+    one; how many passes of the draft that takes is its shape's."""
 
     most_sequences = None
 
-    def __init__(self, target: Causal, draft: Proposer | None = None) -> None:
-        self._target, self._draft = Cached(target), draft
+    def __init__(self, target: Causal, draft: Proposer | None = None, shape: Shape = CHAIN) -> None:
+        self._target, self._draft, self._shape = Cached(target), draft, shape
         self._draws = torch.Generator().manual_seed(SEED)
 
     @torch.inference_mode()
@@ -63,9 +63,8 @@ class Passes:
             fed = torch.randint(self._target.vocabulary, (batch, 1 + gamma), generator=self._draws).to(device)
             drafts = []
             if gamma and self._draft is not None:
-                for depth in range(gamma):
-                    seconds, _ = timed(device, self._draft.propose, fed[:, depth : depth + 1])
-                    drafts.append(seconds)
+                passes = range(int(self._shape.passes(gamma)))
+                drafts = [timed(device, self._draft.propose, fed[:, [number % gamma]])[0] for number in passes]
             found.append(Lap(timed(device, self._verify, fed, layers)[0], drafts))
         return found
 
@@ -117,53 +116,6 @@ class Cached:
 
     def verified(self, ids: torch.Tensor, states: list[torch.Tensor]) -> None:
         self.rewind()
-
-
-class Eagle3Passes:
-    """Single passes of an EAGLE-3 head, with torch's own attention over a cache of random keys."""
-
-    def __init__(self, draft: Eagle3Draft) -> None:
-        self._head, self._embedding, self.layers = draft._head, draft._embedding, draft.layers
-        self._first = draft.checkpoint.spec.first_position
-        self._keys = self._values = self._hidden = torch.empty(0)
-        self._context = 0
-
-    def begin(self, batch: int, context: int) -> None:
-        spec = self._head.spec
-        make: dict[str, Any] = {"device": self._head.device, "dtype": self._head.dtype}
-        self._context = context
-        if self._keys.shape[:1] + self._keys.shape[2:3] != (batch, context):
-            shape = (batch, spec.kv_heads, context, spec.head_dim)
-            self._keys, self._values = torch.randn(shape, **make), torch.randn(shape, **make)
-            self._hidden = torch.randn((batch, spec.hidden), **make)
-
-    def propose(self, ids: torch.Tensor) -> torch.Tensor:
-        head, spec = self._head, self._head.spec
-        batch, at = len(ids), self._keys.shape[2]
-        positions = torch.full((batch,), at + self._first, device=head.device)
-        embedded = F.embedding(ids[:, 0].to(head.device), self._embedding)
-        query, own = head.query(embedded, self._hidden, positions, keys=True)
-        assert own is not None
-        self._append(own.keys.transpose(0, 1)[:, :, None], own.values.transpose(0, 1)[:, :, None])
-        attended = F.scaled_dot_product_attention(
-            query.transpose(0, 1)[:, :, None], self._keys, self._values, enable_gqa=spec.heads != spec.kv_heads
-        )
-        out = head.finish(self._hidden, attended.reshape(batch, -1))
-        self._hidden = head.feedback(out)
-        return head.logits(out).argmax(dim=-1)[:, None]
-
-    def verified(self, ids: torch.Tensor, states: list[torch.Tensor]) -> None:
-        """The keys of the proposals give way to those of the target's own states."""
-        head = self._head
-        self._keys, self._values = self._keys[:, :, : self._context], self._values[:, :, : self._context]
-        batch, width = ids.shape
-        positions = (torch.arange(width, device=head.device) + self._context + self._first).repeat(batch)
-        projected = head.project(states).flatten(0, 1)
-        head.context(F.embedding(ids.flatten().to(head.device), self._embedding), projected, positions)
-        self._hidden = projected.view(batch, width, -1)[:, -1]
-
-    def _append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self._keys, self._values = torch.cat([self._keys, keys], dim=2), torch.cat([self._values, values], dim=2)
 
 
 def timed(device: torch.device, call: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:

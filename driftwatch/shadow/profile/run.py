@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,19 +9,21 @@ from typing import Literal
 
 import torch
 
+from driftwatch.acceptance import DEFAULT_GAMMA
 from driftwatch.economics.profile import Bound, CostProfile
+from driftwatch.economics.shape import Shape
 from driftwatch.errors import ProfileError
+from driftwatch.shadow.block.replay import BlockDraft
 from driftwatch.shadow.causal import Causal, load_model
-from driftwatch.shadow.draft import hash_weights
-from driftwatch.shadow.eagle3.checkpoint import read_checkpoint
 from driftwatch.shadow.eagle3.replay import Eagle3Draft
-from driftwatch.shadow.eagle3.tree import split_spec
-from driftwatch.shadow.ngram import parse as parse_ngram
-from driftwatch.shadow.open import folder_of, kind_of
+from driftwatch.shadow.eagle3.rollout import Eagle3TreeDraft
+from driftwatch.shadow.open import Opening, folder_of, kind_of, open_draft
 from driftwatch.shadow.profile.assisted import Assisted
+from driftwatch.shadow.profile.bound import device_name, draft_hash, shape_of, target_hash
+from driftwatch.shadow.profile.heads import BlockPasses, Eagle3Passes, TreePasses
 from driftwatch.shadow.profile.loop import Loop
 from driftwatch.shadow.profile.measure import BUDGET_S, Grid, measure
-from driftwatch.shadow.profile.passes import Cached, Eagle3Passes, Passes, Proposer
+from driftwatch.shadow.profile.passes import Cached, Passes, Proposer
 from driftwatch.shadow.target import Target
 
 LoopName = Literal["passes", "transformers"]
@@ -48,72 +49,62 @@ def profile(
     threads: int | None = None,
     budget_s: float = BUDGET_S,
 ) -> CostProfile:
-    """Measure a target and, where one is given, a chain or EAGLE-3 draft; an n-gram draft is taken to cost nothing.
+    """Measure a target and, where one is given, a draft; prompt lookup is taken to cost nothing.
 
-    Raises ModelError if a model cannot be used, ProfileError if its kind of draft cannot be measured.
+    Raises ModelError if a model cannot be used, ProfileError if the loop cannot run its kind of draft.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     kind = None if draft is None else kind_of(draft)
-    if kind not in (None, "chain", "eagle3", "ngram"):
-        raise ProfileError(f"draft {draft}: passes of a {kind} draft are not measured here; enter its costs in a file")
-    if kind == "eagle3" and split_spec(str(draft))[1] is not None:
-        raise ProfileError(f"draft {draft}: costs are measured of chains of proposals; leave out the tree")
-    if loop == "transformers" and kind == "eagle3":
+    shape = Shape() if draft is None else shape_of(draft)
+    if loop == "transformers" and (kind not in (None, "chain") or shape.kind == "tree"):
         raise ProfileError(f"draft {draft}: transformers assists with chain drafts only; leave out --loop transformers")
-    target = Target(target_path, device=device, dtype=dtype)
-    causal = target.model()
-    chain, proposer, fingerprint = None, None, None
-    if draft is not None and kind == "ngram":
-        fingerprint = parse_ngram(draft).fingerprint.sha256
-    elif draft is not None:
-        folder = folder_of(draft)
-        fingerprint = hash_weights(folder)
-        if kind == "chain":
-            chain = load_model("draft", folder, device=device, dtype=dtype, ignored={"d2t"})
-        else:
-            proposer = Eagle3Passes(Eagle3Draft(read_checkpoint(folder), target, depths=1))
-    bound = Bound(device_name(device), str(dtype).removeprefix("torch."), target_hash(target_path), fingerprint)
-    decoding = _loop(loop, causal, chain, proposer)
     asked = shapes or Shapes()
+    gammas = asked.gammas
+    if shape.kind == "tree":
+        if gammas:
+            raise ProfileError(f"draft {draft}: its tree says how many tokens are verified; leave out --gamma")
+        gammas = [shape.tokens - 1]
+    target = Target(target_path, device=device, dtype=dtype)
+    bound = Bound(
+        device_name(device),
+        str(dtype).removeprefix("torch."),
+        target_hash(target_path),
+        None if draft is None else draft_hash(draft),
+    )
+    chain = None
+    if draft is not None and kind == "chain":
+        chain = load_model("draft", folder_of(draft), device=device, dtype=dtype, ignored={"d2t"})
+    proposer = None
+    if draft is not None and kind not in ("chain", "ngram"):
+        depths = max(gammas, default=DEFAULT_GAMMA) if shape.kind == "block" else 1
+        proposer = _proposer(draft, Opening(device, dtype, depths=depths), target)
+    decoding = _loop(loop, target.model(), chain, proposer, shape)
     grid = Grid.of(
         device,
         batches=asked.batches,
         contexts=asked.contexts,
-        gammas=asked.gammas,
+        gammas=gammas,
         most_sequences=decoding.most_sequences,
     )
-    drafted = kind in ("chain", "eagle3")
-    found = CostProfile.fitted(bound, measure(decoding, grid, drafted=drafted, budget_s=budget_s))
+    points = measure(decoding, grid, drafted=kind not in (None, "ngram"), budget_s=budget_s)
+    found = CostProfile.fitted(bound, points, shape=shape)
     return found.with_draft(0.0) if kind == "ngram" else found
 
 
-def _loop(name: LoopName, target: Causal, chain: object | None, proposer: Proposer | None) -> Loop:
+def _proposer(draft: str, how: Opening, target: Target) -> Proposer:
+    opened = open_draft(draft, how, target)
+    if isinstance(opened, Eagle3TreeDraft):
+        return TreePasses(opened)
+    if isinstance(opened, BlockDraft):
+        return BlockPasses(opened)
+    assert isinstance(opened, Eagle3Draft)
+    return Eagle3Passes(opened)
+
+
+def _loop(name: LoopName, target: Causal, chain: object | None, proposer: Proposer | None, shape: Shape) -> Loop:
     if name == "passes":
-        return Passes(target, Cached(Causal(chain)) if chain is not None else proposer)
+        return Passes(target, Cached(Causal(chain)) if chain is not None else proposer, shape)
     if chain is None:
         raise ProfileError("--loop transformers verifies what an assistant proposes: give a chain draft with --draft")
     return Assisted(target.model, chain)
-
-
-def target_hash(path: Path) -> str:
-    """SHA-256 of a target's weights: of its folder, or of its one GGUF file."""
-    if not path.is_file():
-        return hash_weights(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def device_name(device: torch.device) -> str:
-    """What times depend on: the GPU's name, or the processor's with the number of threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{_processor()}, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "CPU"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")

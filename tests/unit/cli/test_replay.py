@@ -56,3 +56,15 @@ def test_lines_have_the_users_own_mode(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert out.stat().st_mode & 0o777 == 0o600
     assert json.loads(out.read_text())["id"] == "good"
+
+
+def test_requests_that_came_to_nothing_are_skipped_not_refused(tmp_path: Path) -> None:
+    empty: list[dict[str, object]] = [
+        {"id": "e", "prompt_token_ids": [1], "output_token_ids": []},
+        {"id": "p", "prompt_token_ids": [], "output_token_ids": [1, 2]},
+    ]
+    file = written(tmp_path / "in.jsonl", GOOD, *empty)
+    done = CliRunner().invoke(replay, [str(file), "--draft", NGRAM, "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert (report["requests"], report["skipped"]) == (1, {"too_short": 2})

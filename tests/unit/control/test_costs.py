@@ -11,7 +11,7 @@ import pytest
 from driftwatch.control import costs
 from driftwatch.economics.profile import Bound, CostProfile
 from driftwatch.economics.step import StepTime, Timing
-from driftwatch.errors import SettingsError
+from driftwatch.errors import ProfileError, SettingsError
 from driftwatch.settings import Model, load
 
 TRAINED, LOOKUP = {"name": "incumbent", "path": "x"}, {"name": "lookup", "path": "ngram:min=1,max=3"}
@@ -78,3 +78,48 @@ def test_two_ways_to_say_the_same_are_refused(tmp_path: Path, path: str) -> None
     file.write_text(json.dumps({"models": [{"profile": path, "break_even": 2.0}]}))
     with pytest.raises(SettingsError, match="give one"):
         load(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 5000, "neither JSON nor YAML"),
+        ("a: 2020-13-45", "neither JSON nor YAML"),
+        ("a" * (costs.LARGEST + 1), "as no profile is"),
+        ("[1, 2]", "holds no keys"),
+        ("", "holds no keys"),
+        ('{"format": 7}', "cost profile of format 7"),
+    ],
+)
+def test_what_is_no_profile_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "bad"
+    file.write_text(text)
+    with pytest.raises(ProfileError, match=said) as caught:
+        costs.read_profile(file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("error", {"points": 9, "rms": float("nan"), "worst": 0.0, "left_out": None}),
+        ("timings", [{"part": "foo", "batch": 1, "seconds": 1.0}]),
+        ("bound", {"device": 5, "dtype": "", "target": ""}),
+        ("parallel", ["a", 1, 1]),
+        ("draft_provenance", "guessed"),
+        ("shape", "star"),
+        ("target", {"floor": 0.0}),
+    ],
+)
+def test_a_saved_profile_that_was_tampered_with_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(ProfileError):
+        CostProfile.from_json(MEASURED.to_json() | {key: value})
+
+
+def test_a_tree_priced_as_a_chain_says_so(path: str) -> None:
+    tree = {"name": "incumbent", "path": "head:steps=5,topk=4,tokens=8"}
+    found = costs.of(model(profile=path, drafts=[tree]), "incumbent")
+    assert found is not None
+    assert found.mismatches("", {}) == ("the draft makes a tree of steps=5,topk=4,tokens=8, and is priced as a chain",)
+    assert found.origin()["priced_as"] == "chain"

@@ -170,3 +170,17 @@ def test_bad_input_is_one_line(backtest: Backtest, text: str, flags: tuple[str, 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     done = CliRunner().invoke(commands, ["backtest", str(tmp_path / "no.jsonl")])
     assert isinstance(done.exception, DriftwatchError)
+
+
+def test_lines_made_from_text_have_a_report_of_their_own(history: list[Line], backtest: Backtest) -> None:
+    """A thousand texts that accept nothing neither alarm nor move what is said of exact requests."""
+    text = [flat(0, 20, id=f"t{i}", labels={}, retokenised=True) for i in range(1200)]
+    mixed = [line for pair in zip(history, text, strict=True) for line in pair]
+    alone, found = backtest(history, "--baseline", "0.69"), backtest(mixed, "--baseline", "0.69")
+    apart = found.pop("retokenised")
+    assert [alarm["id"] for alarm in found["alarms"]] == [alarm["id"] for alarm in alone["alarms"]]
+    assert found["alarms"][0]["index"] == 2 * alone["alarms"][0]["index"], "a line of the whole file"
+    assert found["segments"]["all"]["hit_rate"] == alone["segments"]["all"]["hit_rate"]
+    assert (apart["segments"]["all"]["requests"], apart["segments"]["all"]["hit_rate"]) == (1200, 0.0)
+    only = backtest(text, "--baseline", "auto:500")
+    assert only["segments"] == only["retokenised"]["segments"]

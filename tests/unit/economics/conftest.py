@@ -35,6 +35,8 @@ def profiles() -> st.SearchStrategy[CostProfile]:
         knee=times(1.0, 300.0),
         extra=st.just(0.0) | times(1e-5, 1e-2),
         context=st.just(0.0) | times(1e-9, 1e-6),
+        stairs=st.just(())
+        | st.tuples(*(st.tuples(st.just(gamma), times(0.0, 1e-2)) for gamma in (1.0, 3.0, 5.0, 8.0))),
     )
     draft = st.builds(StepTime, floor=times(1e-6, 0.02), slope=st.just(0.0) | times(1e-7, 1e-4))
     return st.builds(CostProfile.entered, st.just(BOUND), target, draft)

@@ -95,3 +95,9 @@ def test_unknown_stays_unknown_and_impossible_is_refused() -> None:
     assert found.replicas is None
     with pytest.raises(ValueError, match="is no price"):
         price(value_of(entered(), 4, Range(2.0)), entered(), per_gpu_hour=-1.0)
+
+
+def test_what_costs_nothing_saves_nothing() -> None:
+    profile = CostProfile.entered(BOUND, StepTime(0.02, 1e-3)).with_draft(0.0)
+    found = price(Value(2, Range(2.0), profile.cost(1, 2)), profile, per_gpu_hour=0.0)
+    assert (found.plain, found.saved) == (0.0, Range())

@@ -239,3 +239,10 @@ def test_of_what_was_measured(speedup: Range, decision: str, gamma: int | None) 
     assert (found.decision, found.gamma) == (decision, gamma)
     # An arm of .2 against a distance of .1: four times the requests.
     assert found.requests_needed == (160 if speedup.value == 1.1 else None)
+
+
+def test_what_lies_outside_is_told_once_for_all_lengths(rng: np.random.Generator) -> None:
+    profile = fitted(0.0, rng)
+    reasons = verdict(segment(rng, profile, 0.8, batch=64), profile, gamma=3).reasons
+    assert len([line for line in reasons if "batch 64" in line]) == 1
+    assert reasons[0].startswith("gamma 1, 2, 3, 4")

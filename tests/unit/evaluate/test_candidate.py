@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from driftwatch.acceptance import Weights, tally
 from driftwatch.evaluate.baseline import Conditions
@@ -95,3 +97,28 @@ def test_lookahead_pays_for_its_tree_at_every_step() -> None:
     assert found.to_json()["how"] == "run"
     assert found.tail is not None
     assert found.tail.minimum_tokens == 32
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.sampled_from([2, 40]), st.none() | st.floats(0.5, 40.0))
+def test_who_is_told_to_stop_is_told_not_to_use_it(rate: float, c: float, count: int, arrivals: float | None) -> None:
+    requests = judged(np.random.default_rng(3), rate, count)
+    found = judge(Draft("d", "trained", costs(c, slope=0.0005)), requests, Conditions(3, rate=arrivals))
+    assert found is not None
+    assert found.verdict is not None
+    assert (found.stop is not None) == (found.verdict.decision == "do_not_use")
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_the_gpus_of_an_engine_are_paid(rng: np.random.Generator) -> None:
+    one, eight = (
+        judge(
+            Draft("d", "trained", costs()),
+            judged(np.random.default_rng(1), 0.8, 30),
+            Conditions(3, per_gpu_hour=2.0, gpus=n),
+        )
+        for n in (1, 8)
+    )
+    assert one is not None and one.price is not None  # noqa: PT018
+    assert eight is not None and eight.price is not None  # noqa: PT018
+    assert eight.price.plain == pytest.approx(8 * one.price.plain)

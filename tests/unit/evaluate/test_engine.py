@@ -165,3 +165,12 @@ def test_a_wrong_engine_is_one_line(serve: Callable[[Served], Served], engine: S
 def test_nobody_there() -> None:
     with pytest.raises(DriftwatchError, match=r"engine http://127.0.0.1:9: /v1/models: .*is it an OpenAI"):
         measure(["http://127.0.0.1:9"], prompts(1), Limits(1, 1))
+
+
+def test_the_prefix_cache_is_cold_for_what_is_timed(serve: Callable[[Served], Served]) -> None:
+    """One prompt is asked to warm up and not counted: no timed one was seen by the engine before."""
+    engine = serve(Served())
+    *timed, warm = [Prompt(i, Record(id=str(i), prompt_token_ids=[i], output_token_ids=[3]), 4) for i in range(1, 5)]
+    (found,) = measure([engine.url], timed, Limits(3, 1), warm=warm)
+    assert [body["prompt"] for body in engine.bodies] == [[4], [1], [2], [3]]
+    assert len(found) == 3

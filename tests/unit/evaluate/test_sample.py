@@ -19,6 +19,7 @@ from driftwatch.shadow.chain import ChainDraft
 from driftwatch.shadow.history import replay_records
 from driftwatch.shadow.open import Opening
 from driftwatch.shadow.target import Target
+from driftwatch.shadow.tokenizer import Retokeniser
 
 DATA = Path(__file__).parents[2] / "data"
 TRACE = DATA / "traces" / "draft3.T0.jsonl"
@@ -100,3 +101,15 @@ def test_lookahead_is_run_on_its_share() -> None:
     assert (draft.kind, draft.chosen, len(judged)) == ("lookahead", 3, 3)
     assert draft.fed_per_step is not None
     assert draft.fed_per_step > 5.0  # the window alone
+
+
+def test_requests_that_came_to_nothing_are_counted(tmp_path: Path) -> None:
+    empty = [{"id": "e", "prompt_token_ids": [1], "output_token_ids": []}]
+    found = Sample([written(tmp_path / "r.jsonl", [record("a"), *empty])], [], None)
+    assert found.skipped == {"records": {"too_short": 1}}
+
+
+def test_text_is_marked(tmp_path: Path) -> None:
+    lines = [record("a"), {"id": "t", "prompt": "def f(x):", "output": "    return x + 1"}]
+    found = Sample([written(tmp_path / "r.jsonl", lines)], [], Retokeniser(DATA / "models" / "chain"))
+    assert [one.retokenised for one in found.requests] == [False, True]

@@ -265,3 +265,10 @@ def test_bad_parameters_are_one_line(spec: str, message: str) -> None:
 def test_impossible_sizes_are_refused(shortest: int, longest: int, gamma: int) -> None:
     with pytest.raises(ValueError, match=f"min {shortest}, max {longest}, gamma {gamma}"):
         NgramDraft(shortest, longest, gamma)
+
+
+def test_the_rejection_rule_judges_no_sample_whose_sampling_is_unknown() -> None:
+    samples = [Tokens([1, 2], [1, 2, 1]), Tokens([1, 2], [1, 2, 1], temperature=0.8)]
+    for rule, reasons in (("argmax", {0: None, 1: None}), ("rejection", {0: "sampling_unknown", 1: None})):
+        draft = parse("ngram:min=1,max=3", rule=rule)  # type: ignore[arg-type]
+        assert {one.index: one.skipped for one in replay(draft, samples, batch_tokens=64)} == reasons

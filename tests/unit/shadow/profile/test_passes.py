@@ -7,7 +7,8 @@ import torch
 from driftwatch.shadow.causal import Causal, load_model
 from driftwatch.shadow.eagle3.checkpoint import Checkpoint
 from driftwatch.shadow.eagle3.replay import Eagle3Draft
-from driftwatch.shadow.profile.passes import STEPS, Cached, Eagle3Passes, Passes
+from driftwatch.shadow.profile.heads import Eagle3Passes
+from driftwatch.shadow.profile.passes import STEPS, Cached, Passes
 from driftwatch.shadow.target import Target
 from tests.unit.shadow.conftest import CPU, DATA
 

@@ -10,7 +10,8 @@ import torch
 from driftwatch.economics.profile import CostProfile
 from driftwatch.errors import DriftwatchError, ProfileError
 from driftwatch.shadow.draft import hash_weights
-from driftwatch.shadow.profile.run import LoopName, Shapes, profile, target_hash
+from driftwatch.shadow.profile.bound import draft_hash, target_hash
+from driftwatch.shadow.profile.run import LoopName, Shapes, profile
 from tests.unit.shadow.conftest import CPU, DATA
 
 TARGET, CHAIN, EAGLE3 = (DATA / "models" / name for name in ("target", "chain", "eagle3"))
@@ -62,3 +63,29 @@ def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
         measured(tmp_path / "nothing")
     with pytest.raises(DriftwatchError, match="lookahead"):
         measured("lookahead:window=5,ngram=3,guesses=5")
+
+
+@pytest.mark.parametrize("name", ["dflash", "domino", "peagle"])
+def test_a_block_is_one_pass(name: str) -> None:
+    """What a pass takes does not depend on how many proposals are asked for, and is no proposal's alone."""
+    found = measured(DATA / "models" / name)
+    assert (str(found.shape), found.draft_provenance) == ("block", "measured")
+    one, three = found.cost(1, 1), found.cost(1, 3)
+    assert one.draft == three.draft > 0.0
+    assert three.window == pytest.approx(three.draft + three.verify)
+    assert CostProfile.from_json(found.to_json()) == found
+
+
+def test_a_tree_is_passes_of_its_beam_and_verifies_its_tokens() -> None:
+    tree = f"{EAGLE3}:steps=4,topk=4,tokens=6"
+    found = measured(tree, shapes=Shapes((1, 2), (8, 64)))
+    assert {point.gamma for point in found.timings if point.part == "target"} == {0, 5}
+    assert found.bound.draft == draft_hash(tree) != draft_hash(str(EAGLE3))
+    cost = found.cost(1, 4, 64.0)
+    assert cost.window == pytest.approx(4 * cost.draft + cost.verify)
+    assert cost.verify_s == pytest.approx(found.target.seconds(1, 5, 64.0))
+    assert cost.outside == ()
+    with pytest.raises(ProfileError, match="leave out --gamma"):
+        measured(tree)
+    with pytest.raises(ProfileError, match="chain drafts only"):
+        measured(tree, "transformers")
