@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import httpx
@@ -14,20 +16,22 @@ from driftwatch.cli.options import files, with_settings
 from driftwatch.errors import DriftwatchError, RecordError
 from driftwatch.records import Record, parse_record, read_lines
 from driftwatch.settings import Settings, secret
-from driftwatch.wire import kserve, logs
+from driftwatch.wire import kserve, logs, printed
 from driftwatch.wire.exchange import Skip
 
 BATCH_RECORDS = 500
 BATCH_BYTES = 8_000_000
 PICKLE = b"\x80"
+_TIME = re.compile(rb"^\[\d{4}-\d\d-\d\d [^\]]*\] (?=\{)")
+"""As SGLang's loggers put it before a line, JSON or not."""
 
 
 @click.command()
 @files
 @with_settings
 def ingest(files: tuple[Path, ...], settings: Settings) -> None:
-    """Send what FILES hold to control: records, SGLang's metrics export or JSON request log, TensorRT-LLM's perf
-    metrics, KServe's inference events. What control already has counts as duplicate."""
+    """Send what FILES hold to control: records, SGLang's metrics export or request log (JSON or text), vLLM's request
+    log, TensorRT-LLM's perf metrics, KServe's inference events. What control already has counts as duplicate."""
     token = secret(settings.control.token, settings.control.token_file, "control.token_file")
     headers = {"content-type": "application/x-ndjson"} | ({"authorization": f"Bearer {token}"} if token else {})
     stored = duplicates = 0
@@ -46,20 +50,33 @@ def ingest(files: tuple[Path, ...], settings: Settings) -> None:
 def read(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[Record]:
     """Records out of files whose kind shows in each line; lines that give none are counted in ``skipped``.
 
-    Raises RecordError for a line that is none of the known kinds and no record either, naming file and line.
+    Raises RecordError for a line that is none of the known kinds and no record either, naming file and line. Where
+    requests are among all that an engine prints, other lines are counted instead.
     """
-    joiner = kserve.Joiner()
+    joiner, reader = kserve.Joiner(), printed.Reader()
     for path in paths:
+        odd: RecordError | None = None
+        others, log = 0, False
         for number, line in _lines(path):
+            value = _json(line)
+            told = reader.tells(line.decode(errors="replace")) if value is None else logs.is_request(value)
+            log |= told
             try:
-                record = _read(line, joiner, where=f"{path}:{number}")
+                if value is None and not told:
+                    others += 1
+                    odd = odd or _refusal(line, where=f"{path}:{number}")
+                elif odd is not None and not log:
+                    raise odd
+                elif (record := _read(line, value, joiner, reader, where=f"{path}:{number}")) is not None:
+                    yield record
             except Skip as skip:
                 skipped[skip.reason] += 1
-                continue
-            if record is not None:
-                yield record
-    if joiner.waiting:
-        skipped["unpaired"] += len(joiner.waiting)
+        if odd is not None and not log:
+            raise RecordError(f"{odd}; nor does another line tell of a request, as those of a request log do")
+        if others:
+            skipped["no_request"] += others
+    if waiting := len(joiner.waiting) + reader.waiting:
+        skipped["unpaired"] += waiting
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -69,16 +86,32 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield number, line
 
 
-def _read(line: bytes, joiner: kserve.Joiner, *, where: str) -> Record | None:
+def _json(line: bytes) -> dict[str, Any] | None:
+    """The object of a line, a log's time before it or not."""
     try:
-        value = orjson.loads(line)
+        value = orjson.loads(_TIME.sub(b"", line, count=1))
     except orjson.JSONDecodeError:
-        value = None
-    if isinstance(value, dict):
-        if kserve.is_event(value):
-            return joiner.take(value)
-        if (record := logs.record(value)) is not None:
-            return record
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _refusal(line: bytes, *, where: str) -> RecordError:
+    try:
+        parse_record(line, where=where)
+    except RecordError as error:
+        return error
+    raise AssertionError("a record is a JSON object")
+
+
+def _read(
+    line: bytes, value: dict[str, Any] | None, joiner: kserve.Joiner, reader: printed.Reader, *, where: str
+) -> Record | None:
+    if value is None:
+        return reader.take(line.decode(errors="replace"))
+    if kserve.is_event(value):
+        return joiner.take(value)
+    if (record := logs.record(value)) is not None:
+        return record
     return parse_record(line, where=where)
 
 

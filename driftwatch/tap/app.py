@@ -58,10 +58,10 @@ class Tap:
         self._token = secret(control.token, control.token_file, "control.token_file")
         engine = settings.engine
         self._engine_token = secret(engine.token, engine.token_file, "engine.token_file")
-        self._segments = Segments(settings.segments, max_segments=control.max_segments)
+        self.metrics = Metrics()
+        self._segments = Segments(settings.segments, max_segments=control.max_segments, freed=self.metrics.forget)
         self._stop = asyncio.Event()
         self._serving = False
-        self.metrics = Metrics()
         relay = _bind("tap.listen", settings.tap.listen)
         try:
             self.sockets = relay, _bind("tap.admin", settings.tap.admin)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
+from driftwatch.tap.attempts import Attempts
 from driftwatch.tap.hooks import Ending, Guard, Request, Watcher
 from driftwatch.tap.http1 import AnswerHead, Malformed, RequestHead
 from driftwatch.tap.receiving import Receiving
@@ -13,10 +13,6 @@ from driftwatch.tap.sides import Client
 from driftwatch.tap.upstream import Connection, Pool
 
 logger = logging.getLogger(__name__)
-
-
-RACE_S = 0.5
-"""An engine that had closed a kept connection says so within a round trip."""
 
 
 class Exchange:
@@ -29,10 +25,9 @@ class Exchange:
         self._hooks = Guard(watcher, Request(head.method, head.path, head.lines))
         self._sending = Sending(head, self._hooks, pool.prefix, watcher.memory)
         self._receiving = Receiving(self._hooks, watcher.memory)
+        self._attempts = Attempts(pool, self)
         self._engine: Connection | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._sent_at = 0.0
-        self._going = self._retried = self._over = self._ended = self._engine_ended = self.tunnel = False
+        self._going = self._over = self._ended = self._engine_ended = self.tunnel = False
         self._keep = False
         self.quiet_s = 0.0
         """So long nothing has come from either side; counted by who asks."""
@@ -112,39 +107,23 @@ class Exchange:
     # --- to the engine ------------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        if self._sending.held or self._engine is not None or self._connecting is not None or self._ended:
-            return
-        if not self._retried and (connection := self._pool.take()) is not None:
-            self._use(connection)
-        else:
-            self._connecting = asyncio.get_running_loop().create_task(self._open_connection())
+        if not self._sending.held and self._engine is None and not self._ended:
+            self._attempts.begin()
 
-    async def _open_connection(self) -> None:
-        try:
-            connection = await self._pool.connect()
-        except (OSError, ValueError) as failure:
-            self._connecting = None
-            if not self._ended:
-                self._fail("unreachable", failure)
-            return
-        self._connecting = None
-        if self._ended:
-            self._pool.give_back(connection)
-        else:
-            self._use(connection)
-
-    def _use(self, connection: Connection) -> None:
+    def use(self, connection: Connection) -> None:
         self._engine = connection
-        self._sent_at = asyncio.get_running_loop().time()
         connection.user = self
         self._client.engine_full(False)
         connection.transport.write(self._sending.so_far())
         if self._client.full:
             connection.transport.pause_reading()
-        if not self._retried:
+        if not self._attempts.again:
             self._hooks.sent()
         if self._client.half_closed:
             self.half_close()
+
+    def unreachable(self, failure: Exception) -> None:
+        self._fail("unreachable", failure)
 
     # --- from the engine ----------------------------------------------------------------------------------------------
 
@@ -178,7 +157,7 @@ class Exchange:
 
     def _read_heads(self, data: bytes) -> None:
         """Interim answers, then the final one; what is behind it is body already. Raises Malformed."""
-        self._sending.forget()
+        self._sending.answered()
         while (found := self._receiving.head(data)) is not None:
             head, data = found
             if head.status >= 200:
@@ -193,7 +172,13 @@ class Exchange:
                 return
 
     def _begin_answer(self, head: AnswerHead, data: bytes) -> None:
+        if self._sending.replaced and self._hooks.again(head.status, head.end_to_end()):
+            self._drop()
+            self._sending.restore()
+            self._attempts.repeat()
+            return
         self._sending.skip("too_large")  # if the engine has not waited for the body
+        self._sending.forget()
         receiving = self._receiving
         receiving.frame(head, self._head.method)
         if receiving.until_close or not (head.persistent or self._sending.complete):
@@ -255,16 +240,10 @@ class Exchange:
                 self._client.close()
         elif self._receiving.begun:
             self._break_off(failure)
-        elif used and self._sending.repeatable and not self._retried and self._just_sent():
-            # Kept connections may be closed by the engine in the very moment in which they are chosen. One that is lost
-            # later was lost over this request, which must not be made twice (RFC 9110, 9.2.2).
-            self._retried = True
-            self._connect()
+        elif used and self._sending.repeatable and self._attempts.raced():
+            self._attempts.repeat()
         else:
             self._fail("broken", failure)
-
-    def _just_sent(self) -> bool:
-        return asyncio.get_running_loop().time() - self._sent_at < RACE_S
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
@@ -308,6 +287,7 @@ class Exchange:
         if self._ended:
             return
         self._ended = True
+        self._attempts.stop()
         self._sending.close()
         self._receiving.close()
         self._hooks.end(ending)

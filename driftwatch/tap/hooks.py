@@ -50,6 +50,10 @@ class Hooks(Protocol):
     def sent(self) -> None:
         """The request's head has gone to the engine."""
 
+    def again(self, status: int, headers: Headers) -> bool:
+        """The head of the answer to a replaced request. True if its client must not see that answer: the connection is
+        then closed, the request made once more as the client sent it, and its answer passes as it is."""
+
     def head(self, status: int, headers: Headers) -> bool:
         """The answer's head. True if the number of bytes behind it may change: it never grows."""
 
@@ -122,6 +126,16 @@ class Guard:
             self._hooks.sent()
         except Exception:
             self._failure("sent")
+
+    def again(self, status: int, headers: Headers) -> bool:
+        """True as well where a hook has failed: nobody is there to change the answer back."""
+        if self._hooks is None or self.failed:
+            return True
+        try:
+            return self._hooks.again(status, headers)
+        except Exception:
+            self._failure("again")
+            return True
 
     def head(self, status: int, headers: Headers) -> bool:
         if self._hooks is None or self.failed:

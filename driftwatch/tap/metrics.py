@@ -7,11 +7,24 @@ from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from driftwatch.tap.hooks import Ending
 from driftwatch.wire.exchange import SKIP_REASONS, SkipReason
 
 Outcome = Literal["ok", "client_error", "engine_error", "aborted", "unreachable"]
 """How a request ended: ``aborted`` by its client, ``client_error`` also where the tap refused it as malformed,
 ``engine_error`` also where the engine broke off its answer."""
+
+
+def outcome_of(ending: Ending, status: int) -> Outcome:
+    """What a request counts as."""
+    if ending in ("aborted", "unreachable"):
+        return ending
+    if ending == "refused":
+        return "client_error"
+    if ending == "broken" or status >= 500:
+        return "engine_error"
+    return "client_error" if status >= 400 else "ok"
+
 
 SampleOutcome = Literal["sent", "skipped", "dropped", "not_chosen"]
 """What became of an exchange that could be sampled. ``skipped`` and ``dropped`` ones are in ``dropped_total`` too."""
@@ -72,7 +85,8 @@ class Metrics:
         )
         self.samples = Counter(
             "driftwatch_samples",
-            "Exchanges with status 200 on recorded routes, but for those whose copy was lost before they were chosen.",
+            "At the tap: exchanges with status 200 on recorded routes, but for those whose copy was lost before they"
+            " were chosen. Control's series of this name is about what it stored.",
             ("segment", "outcome"),
             registry=registry,
         )
@@ -84,8 +98,8 @@ class Metrics:
         )
         self.not_asked = Counter(
             "driftwatch_not_asked",
-            "Requests too large to ask for token ids in them, or of an engine that compresses its answers although that"
-            " was declined: their samples are tokenised again.",
+            "Requests too large to ask for token ids in them, or of an engine that refused this lately or answered so"
+            " that nothing could be taken out: their samples are tokenised again.",
             registry=registry,
         )
         self.queue_depth = Gauge("driftwatch_queue_depth", "Samples waiting for control.", registry=registry)
@@ -100,6 +114,18 @@ class Metrics:
 
     def request(self, segment: str, outcome: Outcome) -> None:
         self.requests.labels(segment, outcome).inc()
+
+    def forget(self, segment: str) -> None:
+        """Drop the series of a segment that has lost its place. If it comes again they begin at zero, which readers
+        take for what it is: a counter that was reset."""
+        for family in (
+            self.requests,
+            self.samples,
+            self.time_to_first_token,
+            self.time_per_output_token,
+            self.end_to_end,
+        ):
+            family.remove_by_labels({"segment": segment})
 
     def sample(self, segment: str, outcome: SampleOutcome, count: int = 1) -> None:
         self.samples.labels(segment, outcome).inc(count)

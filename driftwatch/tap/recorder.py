@@ -6,7 +6,6 @@ It fails open: whatever goes wrong here is counted, and the exchange goes on unt
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import weakref
 from collections.abc import Callable
@@ -14,21 +13,20 @@ from datetime import UTC, datetime
 
 from driftwatch.tap import glance
 from driftwatch.tap.asgi import Headers
-from driftwatch.tap.asking import Asking, headers_for
+from driftwatch.tap.asking import REFUSALS, Asking, headers_for
 from driftwatch.tap.capture import Capture
+from driftwatch.tap.failopen import FailOpen
 from driftwatch.tap.hooks import Ending, Hooks, Request, Unread
 from driftwatch.tap.ids import LONGEST, Ids
 from driftwatch.tap.memory import Memory
-from driftwatch.tap.metrics import UNRECORDED, Metrics, Outcome
+from driftwatch.tap.metrics import UNRECORDED, Metrics, outcome_of
 from driftwatch.tap.probe import Probe
 from driftwatch.tap.sampler import Sampler, Ticket
 from driftwatch.tap.segments import OTHER, Segments
 from driftwatch.wire import dialects, openai
 from driftwatch.wire.exchange import Exchange, media_type
 from driftwatch.wire.injection import Injected
-from driftwatch.wire.strip import Stripper, stripper
-
-logger = logging.getLogger(__name__)
+from driftwatch.wire.strip import Stripper
 
 
 class Recorder:
@@ -53,7 +51,7 @@ class Recorder:
         self.memory = memory
         self.clock = clock
         self.ids = Ids()
-        self.asking = Asking(probe, metrics)
+        self.asking = Asking(probe, metrics, clock)
 
     def open(self, request: Request) -> Hooks:
         if request.method == "POST" and request.path in dialects.of(self.probe.kind).routes:
@@ -83,6 +81,9 @@ class Counting:
 
     def sent(self) -> None:
         self._tap.metrics.added.observe(self._tap.clock() - self._started)
+
+    def again(self, status: int, headers: Headers) -> bool:
+        return False
 
     def head(self, status: int, headers: Headers) -> bool:
         self._status = status
@@ -116,11 +117,13 @@ class Recording:
         """None: it is only relayed and counted."""
         self._injected: Injected | None = None
         self._stripper: Stripper | None = None
+        self._refused = 0
+        """Status of an answer that its client did not get: the request was made again."""
         self._status = 0
         self._headers: dict[str, str] = {}
         self._last = b"", b""
         """The last two pieces of the answer: they say how it ended."""
-        self._fail_open = _FailOpen(recorder.metrics)
+        self._fail_open = FailOpen(recorder.metrics)
 
     @property
     def capture_bytes(self) -> int:
@@ -158,20 +161,27 @@ class Recording:
     def sent(self) -> None:
         self._tap.metrics.added.observe(self._tap.clock() - self._ready)
 
+    def again(self, status: int, headers: Headers) -> bool:
+        asked, copy, self._injected = self._injected, self._copy, None
+        if status == 200 and asked is not None and copy is not None:
+            with self._fail_open:
+                self._stripper = self._tap.asking.taken_out(asked, _described(headers), copy.share.take)
+            return self._stripper is None
+        if status in REFUSALS:
+            self._refused = status
+        return status in REFUSALS
+
     def head(self, status: int, headers: Headers) -> bool:
         self._status = status
         with self._fail_open:
-            values = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
-            self._headers = {name: values[name] for name in ("content-type", "content-encoding") if name in values}
-            asked = self._injected if status == 200 else None
-            encoding = values.get("content-encoding", "")
-            if asked is not None and self._copy is not None and self._tap.asking.strippable(encoding):
-                self._stripper = stripper(asked, media_type(values), self._copy.share.take)
+            self._headers = _described(headers)
+            if self._refused and status < 300:
+                self._tap.asking.refused(self._refused)
         return self._stripper is not None and any(name == b"content-length" for name, _ in headers)
 
     def chunk(self, data: bytes) -> bytes:
         # A comment that keeps the connection alive is no token.
-        if self._first is None and (not self._streamed or b"data:" in self._last[1] + data):
+        if self._first is None and (not self._legible or b"data:" in self._last[1] + data):
             self._first = self._tap.clock()
         self._last = self._last[1], data
         if self._copy is not None:
@@ -254,6 +264,11 @@ class Recording:
     def _streamed(self) -> bool:
         return media_type(self._headers) == "text/event-stream"
 
+    @property
+    def _legible(self) -> bool:
+        """Whether events can be told from comments."""
+        return self._streamed and "content-encoding" not in self._headers
+
     def _forbids_training(self) -> bool:
         """Any such header but a clear no: a doubtful one is taken for the client's wish to be left out."""
         values = [value for name, value in self._head.headers if name == b"x-driftwatch-no-train"]
@@ -269,29 +284,10 @@ class Recording:
         return value if 0 < len(value) <= LONGEST else None
 
 
-class _FailOpen:
-    """A ``with`` block that ends at its first exception instead of raising it. The exception is counted."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._metrics.drop("recorder_error")
-        logger.error("recording failed, the exchange goes on", exc_info=error)
-        return True
-
-
-def outcome_of(ending: Ending, status: int) -> Outcome:
-    """What a request counts as."""
-    if ending in ("aborted", "unreachable"):
-        return ending
-    if ending == "refused":
-        return "client_error"
-    if ending == "broken" or status >= 500:
-        return "engine_error"
-    return "client_error" if status >= 400 else "ok"
+def _described(headers: Headers) -> dict[str, str]:
+    """What an answer's headers say of its body."""
+    return {
+        name.decode(): value.decode("latin-1")
+        for name, value in headers
+        if name in (b"content-type", b"content-encoding")
+    }

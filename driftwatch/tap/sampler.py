@@ -110,11 +110,13 @@ class _Open(Generic[T]):
         """The window, and for how many more the next one stands. ``carried``: so many of those before."""
         ranked = sorted((entry for entry in self.heap if -entry[0] < self.limit), reverse=True)
         whole, lost = (sum(draw < self.limit for draw in draws) for draws in (self.whole, self.lost))
-        stands_for = carried + (self.seen * whole / (whole + lost) if whole + lost else self.seen)
+        stands_for = carried + self.seen
+        if whole + lost:
+            stands_for *= whole / (whole + lost)
         k = min(self.room.estimate, len(ranked))
         kept = [Kept(segment, item, stands_for / k) for item in _in_order(ranked[:k])]
         kept += [Kept(segment, item, 1.0, "mining") for item in _in_order(ranked[k:])]
-        left = stands_for if self.room.estimate and not k else 0.0
+        left = stands_for if self.room.estimate and not whole + lost else 0.0
         return Window(segment, self.seen, len(self.lost), kept), left
 
 

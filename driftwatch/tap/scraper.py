@@ -161,13 +161,14 @@ class Scraper(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
+        totals, gauges = self._totals.copy(), self._gauges  # read in a thread, while the next look may add to them
         for counter, text in COUNTERS.items():
             labels = (*LABELS, "depth") if counter == "accepted_at_depth" else LABELS
             total = CounterMetricFamily(f"driftwatch_live_engine_{counter}", text, labels=labels)
-            yield from self._filled(total, ((s, v) for (name, s), v in self._totals.items() if name == counter))
+            yield from self._filled(total, ((s, v) for (name, s), v in totals.items() if name == counter))
         for gauge, text in GAUGES.items():
             value = GaugeMetricFamily(f"driftwatch_live_engine_{gauge}", text, labels=LABELS)
-            yield from self._filled(value, ((s, v) for (name, s), v in self._gauges.items() if name == gauge))
+            yield from self._filled(value, ((s, v) for (name, s), v in gauges.items() if name == gauge))
         if self._up is not None:
             up = GaugeMetricFamily(
                 "driftwatch_live_engine_up", "Whether the last look succeeded.", labels=("instance",)

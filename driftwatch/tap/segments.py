@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,7 @@ from driftwatch.errors import SettingsError
 from driftwatch.records import segment_id
 from driftwatch.settings import Segment
 from driftwatch.tap.asgi import Headers
+from driftwatch.tap.places import Places
 
 NONE = "none"
 """Value of a label whose header or field is missing, or is no plain value."""
@@ -37,13 +39,22 @@ class _Source:
 
 
 class Segments:
-    """Labels requests. Remembers which values it has seen, to keep their number within the caps."""
+    """Labels requests. Remembers which values it has seen, to keep their number within the caps.
 
-    def __init__(self, segments: list[Segment], *, max_segments: int = 100) -> None:
-        self._labels = [_Label(segment) for segment in segments]
+    A segment that was silent for a day gives its place to one that needs it, and ``freed`` is told.
+    """
+
+    def __init__(
+        self,
+        segments: list[Segment],
+        *,
+        max_segments: int = 100,
+        clock: Callable[[], float] = time.monotonic,
+        freed: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._labels = [_Label(segment, clock) for segment in segments]
         self._reads_body = any(segment.json_path for segment in segments)
-        self._max_segments = max_segments
-        self._known: set[str] = set()
+        self._places = Places(max_segments, clock=clock, freed=freed)
 
     def of(self, headers: Headers, body: bytes | None, size: int | None) -> tuple[str, dict[str, str]]:
         """A request's segment and labels. Over ``max_segments`` the segment is ``other``; the labels stay its own."""
@@ -56,32 +67,24 @@ class Segments:
         source = _Source(dict(headers), parsed, size)
         labels = {label.name: label.of(source) for label in self._labels}
         segment = segment_id(labels)
-        if segment not in self._known:
-            if len(self._known) >= self._max_segments:
-                return OTHER, labels
-            self._known.add(segment)
-        return segment, labels
+        return segment if self._places.take(segment) else OTHER, labels
 
 
 class _Label:
-    """One label, capped at MAX_VALUES values for the life of the process."""
+    """One label, capped at MAX_VALUES values beside NONE."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, clock: Callable[[], float]) -> None:
         self.name = segment.label
         self._edges = segment.bucket
         self._read = _reader(segment)
-        self._seen = {NONE}
+        self._places = Places(MAX_VALUES, clock=clock)
 
     def of(self, source: _Source) -> str:
         value = self._read(source)
         if self._edges is not None:
             return bucket(value, self._edges)
         text = _plain(value)
-        if text not in self._seen:
-            if len(self._seen) > MAX_VALUES:
-                return OTHER
-            self._seen.add(text)
-        return text
+        return text if text == NONE or self._places.take(text) else OTHER
 
 
 def bucket(value: object, edges: list[float]) -> str:

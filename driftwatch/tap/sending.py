@@ -29,6 +29,8 @@ class Sending:
         self._taken = 0
         self._share = Share(memory)
         self._kept: list[bytes] | None = [] if self.held else [head.forward(prefix)]
+        self._original: list[bytes] = []
+        """What was replaced."""
 
     @property
     def complete(self) -> bool:
@@ -73,6 +75,7 @@ class Sending:
             if replaced is not None:
                 self.replaced = True
                 body, headers = replaced
+                self._original = self._kept or []
                 self._kept = [self._head.forward(self._prefix, headers), body]
 
     def skip(self, reason: Unread) -> None:
@@ -94,13 +97,23 @@ class Sending:
             self.forget()
         return data
 
+    def answered(self) -> None:
+        """The engine has it: it is not sent again, unless it is restored."""
+        self._kept = None
+
+    def restore(self) -> None:
+        """What was replaced is to be sent after all, as the client sent it."""
+        self._kept, self._original, self.replaced = self._original, [], False
+
     def forget(self) -> None:
         """It need not be sent again."""
         self._kept = None
+        self._original = []
         if self._content is None:
             self._share.clear()
 
     def close(self) -> None:
         """The exchange is over."""
         self._kept = self._content = None
+        self._original = []
         self._share.clear()

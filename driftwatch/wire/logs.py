@@ -29,11 +29,16 @@ def record(line: Json) -> Record | None:
     """The record of a log line; None if it is of no kind known here. Raises Skip."""
     if isinstance(line.get("request_parameters"), str) and "completion_tokens" in line:
         return _exported(line)
-    if isinstance(line.get("event"), str) and line["event"].startswith("request."):
+    if is_request(line):
         return _logged(line)
     if isinstance(line.get("perf_metrics"), dict):
         return _perf_metrics(line)
     return None
+
+
+def is_request(line: Json) -> bool:
+    """Whether the line is one of SGLang's request log."""
+    return isinstance(line.get("event"), str) and line["event"].startswith("request.")
 
 
 def _exported(line: Json) -> Record:
@@ -67,6 +72,8 @@ def _logged(line: Json) -> Record:
         raise Skip("malformed")
     meta = answer["meta_info"]
     identity = str(line.get("rid") or meta.get("id") or "")
+    if request.get("no_logs") or identity.startswith("HEALTH_CHECK"):
+        raise Skip("unsupported")
     started, labels = _moment(line.get("timestamp")), _labels(request)
     request = {key: value for key, value in request.items() if not _is_cut(value)}
     answer = {key: value for key, value in answer.items() if not _is_cut(value)}

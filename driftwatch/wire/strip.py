@@ -25,6 +25,7 @@ LARGEST = 1024 * 1024
 """A larger event passes in pieces: what is in it is taken out all the same, but it is not judged as a whole."""
 
 IDS = frozenset({b"prompt_token_ids", b"token_ids"})
+_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _FLAT = re.compile(rb'(token_ids"\s*:\s*)\[[\d\s,]*\]')
 
 
@@ -95,7 +96,15 @@ class EventStripper:
 
     def close(self) -> bytes:
         passing = self._passing.close() if self._passing is not None else b""
-        return self._release() + passing + self._parser.rest
+        return self._release() + passing + self._unfinished()
+
+    def _unfinished(self) -> bytes:
+        """An event that broke off, as far as it came, without what was asked for."""
+        rest = self._parser.rest
+        if (self._injected.usage or self._injected.sglext) and _NO_CHOICES.search(rest):
+            return b""
+        operation = surgeon(self._injected)
+        return operation.feed(rest) + operation.close()
 
     def _plain(self, data: bytes) -> bool:
         """Whether these are whole events, and hold nothing that was asked for, nor the end of a choice."""

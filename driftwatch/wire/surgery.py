@@ -86,7 +86,7 @@ class Surgeon:
     def close(self) -> bytes:
         rest, self._rest = self._rest, b""
         pending, self._pending = self._pending or b"", None
-        return pending + rest
+        return pending if self._skipping else pending + rest
 
     def _wait(self, buffer: bytes, position: int) -> int:
         """What is from here on is looked at again when more has come."""

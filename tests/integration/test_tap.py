@@ -62,7 +62,7 @@ class Engine:
 
     async def echo(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.read())
-        return web.Response(body=self.bodies[-1])
+        return web.Response(body=self.bodies[-1], content_type=request.content_type)
 
     def replays(self, pieces: list[bytes], content_type: str = "text/event-stream; charset=utf-8") -> None:
         """Answer with these pieces: as a stream, or with a length if it is JSON."""
@@ -161,8 +161,10 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def bench(*, on: bool = True, vllm: bool = False, **sections: dict[str, Any]) -> AsyncIterator[Bench]:
-    engine, control = Engine(), Control()
+async def bench(
+    *, on: bool = True, vllm: bool = False, control: Control | None = None, **sections: dict[str, Any]
+) -> AsyncIterator[Bench]:
+    engine, control = Engine(), control or Control()
     engine.version = "0.32.0" if vllm else None
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(control.on())
@@ -846,25 +848,78 @@ async def test_of_much_traffic_little_is_asked_all_is_counted_and_the_samples_st
     assert b.metric("samples_total", segment="tenant=a", outcome="not_chosen") == sent - len(samples)
 
 
-async def test_an_engine_that_compresses_all_the_same_is_asked_once() -> None:
-    """What it was asked for cannot be taken out of such an answer."""
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("encoding", ["gzip", "br"])
+async def test_an_engine_that_compresses_all_the_same_is_asked_once_and_no_client_sees_it(
+    encoding: str, streams: bool
+) -> None:
+    """What was asked for cannot be taken out of such an answer: the request goes again as the client sent it."""
     async with bench(vllm=True) as b:
         await b.until_probed()
+        b.engine.bodies.clear()
 
         async def handler(request: web.Request) -> web.StreamResponse:
             b.engine.bodies.append(await request.read())
-            answer = {"choices": [], "token_ids": [1] if b"return_token_ids" in b.engine.bodies[-1] else None}
-            body = gzip.compress(json.dumps(answer).encode())
-            return web.Response(body=body, headers={"content-type": "application/json", "content-encoding": "gzip"})
+            shown = b"return_token_ids" in b.engine.bodies[-1]
+            answer = json.dumps({"choices": [], "token_ids": [1] if shown else None}).encode()
+            kind = "text/event-stream" if streams else "application/json"
+            body = gzip.compress(b"data: " + answer + b"\n\n" if streams else answer)
+            return web.Response(body=body, headers={"content-type": kind, "content-encoding": encoding})
 
         b.engine.handler = handler
-        got = []
+        client = json.dumps(BODY | {"stream": streams}).encode()
         for _ in range(3):
-            _, headers, body = await b.ask(b.url, "POST", CHAT, json=BODY, headers={"accept-encoding": "gzip"})
-            assert (b"content-encoding", b"gzip") in headers
-            got.append(json.loads(gzip.decompress(body))["token_ids"])
-        assert got == [[1], None, None]
+            _, headers, body = await b.ask(b.url, "POST", CHAT, data=client, headers={"accept-encoding": encoding})
+            assert (b"content-encoding", encoding.encode()) in headers
+            assert b"[1]" not in gzip.decompress(body)
+        assert [body == client for body in b.engine.bodies] == [False, True, True, True]
+        assert b.engine.requests[-3].headers["accept-encoding"] == encoding
         assert b.metric("not_asked_total") == 2
+        assert b.metric("requests_total", segment="tenant=none", outcome="ok") >= 3
+        assert b.metric("dropped_total", reason="recorder_error") == 0
+
+
+async def test_an_error_that_quotes_its_request_quotes_the_clients() -> None:
+    """As servers do that validate a body against a schema."""
+    path, request, _ = recorded("invalid_400")
+    async with bench(vllm=True) as b:
+        await b.until_probed()
+        b.engine.bodies.clear()
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            b.engine.bodies.append(await request.read())
+            return web.json_response({"error": {"input": json.loads(b.engine.bodies[-1])}}, status=422)
+
+        b.engine.handler = handler
+        client = asked(request, return_token_ids=None)
+        status, _, body = await b.ask(b.url, "POST", path, data=client)
+        assert (status, json.loads(body)) == (422, {"error": {"input": json.loads(client)}})
+        assert [b"return_token_ids" in one for one in b.engine.bodies] == [True, False]
+        assert b.metric("requests_total", segment="tenant=none", outcome="client_error") == 1
+        await b.ask(b.url, "POST", path, data=client)
+        assert b"return_token_ids" in b.engine.bodies[2], "the fault was the client's"
+
+
+async def test_an_engine_that_refuses_what_is_asked_costs_no_request() -> None:
+    path, request, _ = recorded("extra_nonstream_chat")
+    async with bench(vllm=True) as b:
+        await b.until_probed()
+        b.engine.bodies.clear()
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            b.engine.bodies.append(await request.read())
+            strict = b"return_token_ids" in b.engine.bodies[-1]
+            return web.json_response(
+                {"error": "extra fields"} if strict else {"id": "x"}, status=400 if strict else 200
+            )
+
+        b.engine.handler = handler
+        client = asked(request, return_token_ids=None)
+        for _ in range(3):
+            status, _, body = await b.ask(b.url, "POST", path, data=client)
+            assert (status, json.loads(body)) == (200, {"id": "x"})
+        assert [b"return_token_ids" in one for one in b.engine.bodies] == [True, False, False, False]
+        assert b.metric("requests_total", segment="tenant=none", outcome="client_error") == 0
 
 
 async def test_the_admin_listener() -> None:

@@ -57,6 +57,9 @@ class Watch:
     def sent(self) -> None:
         pass
 
+    def again(self, status: int, headers: Headers) -> bool:
+        return False
+
     def head(self, status: int, headers: Headers) -> bool:
         self.status, self.headers = status, headers
         return False
@@ -967,3 +970,85 @@ async def test_a_rewritten_answer_with_a_length_is_whole_in_bounded_memory(size:
         assert body == (left if small else left + b"\n" * (len(content) - len(left)))
         assert most <= min(room, 2 * HELD_BYTES)
         assert memory.left == room
+
+
+class Rejecting(Watch):
+    """Hooks that replace the request, and then do not want its answer to be seen."""
+
+    def body(self, data: bytes) -> tuple[bytes, Headers] | None:
+        self.seen = data
+        return b"replaced", [(b"host", b"x"), (b"content-length", b"8")]
+
+    def again(self, status: int, headers: Headers) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("refusal", [b"0\r\n\r\n", b"5\r\nshown\r\n0\r\n\r\n", b"5\r\nsho", b""])
+async def test_an_answer_that_must_not_be_seen_is_not_and_the_request_goes_again_as_it_was(
+    refusal: bytes, chunked: bool
+) -> None:
+    body = b"3;x=y\r\nabc\r\n02\r\nde\r\n0\r\nX-Sum: 1\r\n\r\n" if chunked else b"abcde"
+    framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 5"
+    original = b"POST /a?b HTTP/1.1\r\nhOsT: x\r\nX-Odd:  two \r\n" + framing + b"\r\n\r\n" + body
+    replaced = b"POST /a?b HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\n\r\nreplaced"
+    memory = Memory(10_000)
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            if b"\r\nhost:" in await reader.readuntil(b"\r\n\r\n"):
+                await reader.readexactly(8)
+                writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 400 Bad Request\r\n")
+                await asyncio.sleep(0.01)
+                writer.write(b"Transfer-Encoding: chunked\r\n\r\n" + refusal)
+                await reader.read()
+                return
+            await reader.readexactly(len(body))
+            writer.write(b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok")
+
+    watches = list[Rejecting]()
+
+    def watch(request: Request) -> Hooks:
+        watches.append(Rejecting(request, 100))
+        return watches[-1]
+
+    async with line(script, open=watch, memory=memory) as one:
+        reader, writer = await one.connect()
+        hints, created = b"HTTP/1.1 103 Early Hints\r\n\r\n", b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok"
+        for number in (1, 2):
+            writer.write(original)
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\nok"), 5)
+            assert answer == hints + created
+            assert one.received == (replaced + original) * number
+        writer.close()
+        await one.until(lambda: not one.relay.connections)
+        assert memory.left == 10_000
+        for seen in watches:
+            assert (seen.seen, seen.endings, seen.status, seen.content) == (b"abcde", ["complete"], 201, b"ok")
+
+
+async def test_a_client_that_leaves_before_its_request_goes_again_leaves_nothing_behind() -> None:
+    asked = 0
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        await reader.readuntil(b"\r\n\r\n")
+        asked += 1
+        if asked == 1:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await reader.read()
+
+    memory, watches = Memory(10_000), list[Rejecting]()
+
+    def watch(request: Request) -> Hooks:
+        watches.append(Rejecting(request, 100))
+        return watches[-1]
+
+    async with line(script, open=watch, memory=memory) as one:
+        _, writer = await one.connect()
+        writer.write(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nabcde")
+        await one.until(lambda: asked == 2)
+        writer.transport.abort()
+        await one.until(lambda: not one.relay.connections)
+        assert memory.left == 10_000
+        assert [seen.endings for seen in watches] == [["aborted"]]

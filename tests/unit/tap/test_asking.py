@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 
 import pytest
 
 from driftwatch.settings import EngineKind
-from driftwatch.tap.asking import ASKED_BYTES, Asking, headers_for
+from driftwatch.tap.asking import ASKED_BYTES, PAUSE_S, Asking, headers_for
 from driftwatch.tap.hooks import Request
 from driftwatch.tap.metrics import Metrics
 from driftwatch.tap.probe import Probe
@@ -15,9 +16,9 @@ CHAT = Request("POST", "/v1/chat/completions", [(b"host", b"h")])
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
 
 
-def asking(kind: EngineKind = "vllm") -> tuple[Asking, Metrics]:
+def asking(kind: EngineKind = "vllm", clock: Callable[[], float] = lambda: 7.0) -> tuple[Asking, Metrics]:
     metrics = Metrics()
-    return Asking(Probe("http://127.0.0.1:9", kind), metrics), metrics
+    return Asking(Probe("http://127.0.0.1:9", kind), metrics, clock), metrics
 
 
 def not_asked(metrics: Metrics) -> float | None:
@@ -37,6 +38,7 @@ def test_only_engines_that_take_it_are_asked(kind: EngineKind, asked: bool) -> N
         (CHAT, BODY[:-1] + b', "x": "' + b"x" * ASKED_BYTES + b'"}', 1),
         (CHAT, BODY[:-1] + b', "seed": 1234567890123456789012}', 0),
         (Request("POST", "/v1/chat/completions", [(b"x-sglext-return-output-ids", b"1")]), BODY, 0),
+        (Request("POST", "/v1/chat/completions", [(b"content-digest", b"sha-256=:x:")]), BODY, 0),
         (CHAT, b"{no json", 0),
     ],
 )
@@ -46,19 +48,44 @@ def test_some_requests_go_as_they_are(request_: Request, body: bytes, counted: i
     assert not_asked(metrics) == counted
 
 
-def test_an_engine_that_compresses_all_the_same_is_asked_once_and_said_so_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    ours, metrics = asking()
-    for encoding in ("", "identity", " Identity"):
-        assert ours.strippable(encoding)
+JSON = {"content-type": "application/json; charset=utf-8"}
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", " Identity"])
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream; charset=utf-8"])
+def test_plain_answers_can_be_cut(kind: str, encoding: str) -> None:
+    ours, _ = asking()
+    injected = ours.ask(CHAT, BODY)
+    assert injected is not None
+    answer = {"content-type": kind} | ({"content-encoding": encoding} if encoding else {})
+    assert ours.taken_out(injected, answer, lambda _: True) is not None
     assert ours.ask(CHAT, BODY) is not None
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (JSON | {"content-encoding": "gzip"}, "the engine answers in gzip although the tap declined that"),
+        (JSON | {"content-encoding": "identity, br"}, "the engine answers in identity, br although"),
+        ({"content-type": "text/plain"}, "the engine answers with a content-type of text/plain:"),
+        ({}, "the engine answers with a content-type of nothing:"),
+    ],
+)
+def test_an_engine_whose_answers_cannot_be_cut_is_not_asked_for_a_while_and_it_is_said_once(
+    answer: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 7.0
+    ours, metrics = asking(clock=lambda: now)
+    injected = ours.ask(CHAT, BODY)
+    assert injected is not None
     with caplog.at_level(logging.WARNING):
-        assert not ours.strippable("gzip")
-        assert not ours.strippable("br")
-    assert [record.message.startswith("the engine answers in gzip although") for record in caplog.records] == [True]
+        assert ours.taken_out(injected, answer, lambda _: True) is None
+        ours.refused(422)
+    assert [record.message.startswith(said) for record in caplog.records] == [True]
     assert ours.ask(CHAT, BODY) is None
     assert not_asked(metrics) == 1
+    now += PAUSE_S
+    assert ours.ask(CHAT, BODY) is not None, "it may have been mended or replaced"
 
 
 def test_a_replaced_request_states_its_length_and_declines_compression() -> None:

@@ -12,9 +12,9 @@ from driftwatch.settings import EngineKind, Segment
 from driftwatch.tap.asking import ASKED_BYTES
 from driftwatch.tap.hooks import Ending, Request
 from driftwatch.tap.memory import Memory
-from driftwatch.tap.metrics import DROP_REASONS, Metrics
+from driftwatch.tap.metrics import DROP_REASONS, Metrics, outcome_of
 from driftwatch.tap.probe import Probe
-from driftwatch.tap.recorder import Recorder, outcome_of
+from driftwatch.tap.recorder import Recorder
 from driftwatch.tap.sampler import Sampler
 from driftwatch.tap.segments import Segments
 from driftwatch.wire.exchange import Exchange
@@ -68,14 +68,17 @@ class Bench:
         """Go through the hooks as the relay does; a second passes before each piece. Returns what the client gets."""
         lines = [(name.encode(), value.encode()) for name, value in (request_headers or {}).items()]
         hooks = self.recorder.open(Request("POST", path, lines))
+        replaced = None
         if hooks.capture_bytes:
             if body is None:
                 hooks.unread("too_large")
             else:
-                hooks.body(body)
+                replaced = hooks.body(body)
         hooks.sent()
         out = b""
         if status:
+            if replaced is not None:
+                hooks.again(status, headers)  # if so, the second answer is the same
             hooks.head(status, headers)
             for piece in pieces:
                 self.clock.now += 1
@@ -348,7 +351,8 @@ async def test_only_vllm_is_asked_for_more() -> None:
 async def test_a_head_waits_if_its_length_may_change() -> None:
     for kind, headers, held in (("vllm", JSON, True), ("openai", JSON, False), ("vllm", STREAM, False)):
         hooks = Bench(kind).recorder.open(Request("POST", CHAT, []))  # type: ignore[arg-type]
-        hooks.body(BODY)
+        if hooks.body(BODY) is not None:
+            assert not hooks.again(200, headers)
         assert hooks.head(200, headers) is held
 
 
@@ -360,12 +364,75 @@ async def test_the_client_gets_the_stripped_answer_and_the_record_the_whole() ->
     assert bench.kept()[0].response == event
 
 
+GZIP = (b"content-encoding", b"gzip")
+
+
 @pytest.mark.parametrize(
-    ("status", "headers"), [(400, STREAM), (200, [*STREAM, (b"content-encoding", b"gzip")]), (200, [])]
+    ("status", "headers", "again"),
+    [
+        (200, STREAM, False),
+        (200, JSON, False),
+        (200, [*STREAM, GZIP], True),
+        (200, [*JSON, GZIP], True),
+        (200, [(b"content-type", b"text/plain")], True),
+        (200, [], True),
+        (400, JSON, True),
+        (413, JSON, True),
+        (422, [*JSON, GZIP], True),
+        (401, JSON, False),
+        (404, JSON, False),
+        (429, JSON, False),
+        (500, STREAM, False),
+        (503, [], False),
+    ],
 )
-async def test_answers_without_anything_to_strip_pass(status: int, headers: list[tuple[bytes, bytes]]) -> None:
+async def test_an_answer_that_may_show_what_was_asked_is_asked_for_again(
+    status: int, headers: list[tuple[bytes, bytes]], again: bool
+) -> None:
+    bench = Bench("vllm")
+    hooks = bench.recorder.open(Request("POST", CHAT, []))
+    assert hooks.body(BODY) is not None
+    hooks.sent()
+    assert hooks.again(status, headers) is again
     event = b'data: {"choices":[{"delta":{"content":"a"},"token_ids":[1]}]}\n\n'
-    assert await Bench("vllm").exchange([event], status=status, headers=headers) == event
+    hooks.head(status, headers)
+    stripped = status == 200 and not again
+    assert (hooks.chunk(event) + hooks.release() == event) is not stripped
+    hooks.end("complete", whole=True)
+    asked = bench.recorder.open(Request("POST", CHAT, [])).body(BODY) is not None
+    assert asked is not (again and status == 200), "such an engine is asked no more"
+
+
+@pytest.mark.parametrize(("second", "asked"), [(200, False), (400, True), (503, True)])
+async def test_an_engine_that_takes_a_request_only_unasked_is_asked_no_more(second: int, asked: bool) -> None:
+    bench = Bench("vllm")
+    hooks = bench.recorder.open(Request("POST", CHAT, []))
+    hooks.body(BODY)
+    assert hooks.again(422, JSON)
+    hooks.head(second, JSON)
+    assert hooks.chunk(b'{"token_ids": [1]}') == b'{"token_ids": [1]}', "an answer to the client's own request"
+    assert (bench.recorder.open(Request("POST", CHAT, [])).body(BODY) is not None) is asked
+
+
+async def test_where_it_cannot_be_found_out_whether_an_answer_can_be_shown_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("broken on purpose")
+
+    bench = Bench("vllm")
+    monkeypatch.setattr(bench.recorder.asking, "taken_out", fail)
+    hooks = bench.recorder.open(Request("POST", CHAT, []))
+    hooks.body(BODY)
+    assert hooks.again(200, STREAM)
+    assert bench.value("dropped_total", reason="recorder_error") == 1
+
+
+async def test_the_first_bytes_of_a_compressed_stream_are_its_first_token() -> None:
+    bench = Bench()
+    await bench.exchange([b"\x1f\x8b\x08", b"\x00\x01"], headers=[*STREAM, GZIP])
+    (kept,) = bench.kept()
+    assert (kept.ttft_s, kept.e2e_s) == (1.0, 2.0)
 
 
 def test_every_reason_is_there_from_the_start() -> None:

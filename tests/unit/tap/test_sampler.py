@@ -191,6 +191,24 @@ def test_losses_change_no_estimate_of_the_others() -> None:
     assert np.mean(sizes) > 4.9
 
 
+def test_a_window_that_admitted_none_is_stood_for_without_those_that_would_have_been_lost() -> None:
+    """Behind a burst, long ones of it end among few others: their limit is small, and most windows admit none. Half of
+    the copies are lost, of the long ones as of the short ones."""
+    spans = ((0.0, 20.0, 2), (20.0, 40.0, 100), (40.0, 200.0, 1), (200.0, 300.0, 5))
+    arrivals = [begin + i / rate for begin, end, rate in spans for i in range(int((end - begin) * rate))]
+    requests = [Request(i, "a", at, at + (60.0 if i % 50 < 2 else 0.1), i % 2 == 0) for i, at in enumerate(arrivals)]
+    true = sum(one.copied and one.ends > 40 for one in requests)
+    sums, went_without = [], 0
+    for seed in range(200):
+        found = windows(requests, 4, seed, until=400.0)
+        went_without += sum(not window.kept for window in found)
+        sums.append(sum(kept.weight for window in found for kept in window.kept if kept.item.ends > 40))
+    assert went_without > 200
+    error = np.std(sums) / len(sums) ** 0.5
+    assert abs(np.mean(sums) - true) < 5 * error
+    assert error < 0.01 * true
+
+
 def test_few_are_admitted_and_the_room_is_filled() -> None:
     requests = [Request(i, "a", i / 100, i / 100) for i in range(10_000)]
     admitted = 0

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from driftwatch.errors import SettingsError
 from driftwatch.records import segment_labels
 from driftwatch.settings import Segment
+from driftwatch.tap.places import SILENT_S
 from driftwatch.tap.segments import MAX_VALUES, Segments, bucket
 
 TENANT = Segment(label="tenant", header="X-Tenant")
@@ -98,6 +99,36 @@ def test_segments_over_the_cap_count_as_other_and_keep_their_labels() -> None:
     segments = Segments([TENANT], max_segments=1)
     assert segments.of([(b"x-tenant", b"a")], None, 0) == ("tenant=a", {"tenant": "a"})
     assert segments.of([(b"x-tenant", b"b")], None, 0) == ("other", {"tenant": "b"})
+
+
+def test_a_segment_that_was_silent_for_a_day_gives_its_place_to_another() -> None:
+    now, freed = 1000.0, list[str]()
+    segments = Segments([TENANT], max_segments=2, clock=lambda: now, freed=freed.append)
+
+    def of(tenant: bytes) -> str:
+        return segments.of([(b"x-tenant", tenant)], None, 0)[0]
+
+    assert (of(b"a"), of(b"b"), of(b"c")) == ("tenant=a", "tenant=b", "other")
+    now += SILENT_S - 1
+    assert (of(b"a"), of(b"c")) == ("tenant=a", "other")
+    assert freed == []
+    now += 1
+    assert of(b"c") == "tenant=c"
+    assert freed == ["tenant=b"], "the one that was silent longest"
+    assert (of(b"b"), of(b"a")) == ("other", "tenant=a")
+
+
+def test_values_that_were_silent_for_a_day_give_their_places_away() -> None:
+    now = 1000.0
+    segments = Segments([TENANT], max_segments=10_000, clock=lambda: now)
+
+    def of(number: int) -> str:
+        return segments.of([(b"x-tenant", b"t%d" % number)], None, 0)[1]["tenant"]
+
+    assert [of(number) for number in (*range(100), 100)] == [*(f"t{number}" for number in range(100)), "other"]
+    now += SILENT_S
+    assert [of(number) for number in (100, 1, 0, 101)] == ["t100", "t1", "t0", "t101"]
+    assert segments.of([], None, 0)[1] == {"tenant": "none"}
 
 
 def test_long_values_are_cut() -> None:

@@ -254,3 +254,32 @@ def test_the_media_type_decides() -> None:
     assert isinstance(stripper(IDS, "text/event-stream", bool), strip.EventStripper)
     assert isinstance(stripper(IDS, "application/json", bool), Surgeon)
     assert stripper(IDS, "text/plain", bool) is None
+
+
+SHOWN = 90210
+"""An id that only the tap asks for; so is a count of tokens like it."""
+
+
+@given(st.data())
+@pytest.mark.parametrize("injected", [BOTH, SGLANG, COMPLETION])
+def test_an_answer_that_breaks_off_anywhere_shows_nothing_that_was_asked_for(
+    injected: Injected, data: st.DataObject
+) -> None:
+    ids: dict[str, Any] = {} if injected is SGLANG else {"token_ids": [SHOWN, SHOWN]}
+    prompt = {} if injected is SGLANG else {"prompt_token_ids": [SHOWN]}
+    choice = {"index": 0, "delta": {"content": 'a "token_ids": [1], '}, "finish_reason": None} | ids
+    items: list[Any] = [{"id": "c", "choices": [choice]} | prompt, {"choices": [choice | {"finish_reason": "stop"}]}]
+    if injected is BOTH:
+        items.append({"id": "c", "choices": [], "usage": {"completion_tokens": SHOWN}})
+    if injected is SGLANG:
+        items.append({"id": "c", "choices": [], "sglext": {"input_ids": [SHOWN], "output_ids": [[SHOWN]]}})
+    body = to_stream(items)
+    end = data.draw(st.integers(0, len(body)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, end), max_size=4)))
+    pieces = [body[start:stop] for start, stop in pairwise([0, *cuts, end])]
+    out = run(EventStripper(injected), pieces)
+    assert b"902" not in out
+    assert out.count(b"content") == body[:end].count(b"content")
+    plain = json.dumps(items[0]).encode()
+    end = min(end, len(plain))
+    assert b"902" not in run(surgeon(injected), [plain[: end // 2], plain[end // 2 : end]])
