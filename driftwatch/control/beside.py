@@ -61,7 +61,8 @@ class Beside:
     def of(cls, session: Session, settings: Settings, event: Event, known: Monitors) -> Beside:
         """Read what is beside an event; ``known`` keeps the tests of a draft, which its other events share."""
         key = {"deployment_id": event.deployment_id, "draft": event.draft}
-        mine = session.scalars(select(Cell).filter_by(**key, segment=event.segment).order_by(Cell.id)).all()
+        cells = select(Cell).filter_by(**key, segment=event.segment).order_by(Cell.updated_at, Cell.id)
+        mine = session.scalars(cells).all()
         channel = "shadow" if any(cell.channel == "shadow" for cell in mine) else "live"
         newest = {cell.split: cell for cell in mine if cell.channel == channel}
         ids = [cell.id for cell in newest.values()]
@@ -70,7 +71,7 @@ class Beside:
         whose = event.deployment_id, event.draft
         model = Model() if event.deployment_id is None else model_of(session, settings, event.deployment_id)
         if whose not in known:
-            rows = session.scalars(select(Monitor).filter_by(**key).order_by(Monitor.id))
+            rows = session.scalars(select(Monitor).filter_by(**key).order_by(Monitor.updated_at, Monitor.id))
             known[whose] = [(row, Watch.from_json(row.state)) for row in rows]
         return cls(
             event,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from driftwatch.acceptance import DEFAULT_GAMMA, Weights
-from driftwatch.control import events, regressions, tails
+from driftwatch.control import counters, events, regressions, tails
 from driftwatch.control.conditions import KEY, Conditions
 from driftwatch.control.conditions import read as read_conditions
+from driftwatch.control.counters import Counters
 from driftwatch.control.events import Alarm
 from driftwatch.control.terms import DEFINITIONS, Key, Seen, figure, fitted, rules_of
 from driftwatch.drift.cell import CellState, DriftClosed, DriftOpened, Rules, Transition
@@ -58,6 +59,8 @@ class CellUpdate:
     now: float
     less: int = 0
     """Requests that said less than what a live cell watches."""
+    carried: Counters = field(default_factory=Counters.zero)
+    """See ``counters``."""
 
     @classmethod
     def load(
@@ -90,10 +93,12 @@ class CellUpdate:
             cell.gamma = replayed[0] if len(replayed) == 1 else model.gamma
             sums = sums.widened(max(cell.gamma, model.gamma))
         tail = tails.read(cell.sums, cell.gamma)
-        update = cls(session, settings, deployment, model, cell, state, sums, tail, now, cell.sums.get("less", 0))
+        less, carried = cell.sums.get("less", 0), Counters.read(cell.sums)
+        update = cls(session, settings, deployment, model, cell, state, sums, tail, now, less, carried)
         if state.rules != rules:
             update.follow(rules)
         if cell.gamma != gamma and sums.requests:
+            update.carried += Counters.of(sums, gamma) - Counters.of(sums, cell.gamma)
             update._start_anew(f"the proposal length is now {cell.gamma}: what is normal depends on it")
         return update
 
@@ -120,9 +125,7 @@ class CellUpdate:
             for event in events.open_events(self.session, Event.cell_id == cell.id, Event.kind.in_(OF_CELLS)):
                 self._end(event, {"reason": events.TAKEN_OVER})
                 if event.kind == "drift":  # if it ever comes back, it may alarm again
-                    state = CellState.from_json(cell.state)
-                    fresh = CellState.start(state.rules, state.baseline)
-                    cell.state = (replace(fresh, units=state.units)).to_json()
+                    begin_anew(cell)
 
     @property
     def metric(self) -> Metric:
@@ -142,9 +145,11 @@ class CellUpdate:
         """Take the one proposal length that weights hold for, a tree's steps, as the cell's, whatever is configured."""
         gamma = weights.values.shape[1]
         if weights.walked and gamma != self.cell.gamma:
-            if self.sums.requests:
+            wider = self.sums.widened(gamma)
+            if wider.requests:
+                self.carried += Counters.of(wider, self.cell.gamma) - Counters.of(wider, gamma)
                 self._start_anew(f"the tree has {gamma} steps now: what is normal depends on them")
-            self.cell.gamma, self.sums, self.tail = gamma, self.sums.widened(gamma), tails.empty(gamma)
+            self.cell.gamma, self.sums, self.tail = gamma, wider, tails.empty(gamma)
 
     def settle(self, said: Sequence[Metric]) -> None:
         """Watch a coarser metric from here on, and learn it anew, if too many of a live cell's requests say less."""
@@ -194,6 +199,8 @@ class CellUpdate:
 
     def _store(self) -> None:
         sums = self.sums.to_json() | {tails.KEY: self.tail.to_json()} | ({"less": self.less} if self.less else {})
+        if self.carried.counts.any():
+            sums[counters.KEY] = self.carried.to_json()
         self.cell.state, self.cell.sums, self.cell.updated_at = self.state.to_json(), sums, self.now
         self.session.flush()
 
@@ -242,6 +249,12 @@ class CellUpdate:
             log.warning("drift in %s (%s) is over: %s", self.cell.segment, self.cell.channel, change.estimate)
             recovered = {self.metric: figure(change.estimate)}
             self._end(event, {"request_id": request.request_id if request else None} | recovered)
+
+
+def begin_anew(cell: Cell) -> None:
+    """Go on from what is normal, with no evidence yet; open sessions are facts."""
+    state = CellState.from_json(cell.state)
+    cell.state = replace(CellState.start(state.rules, state.baseline), units=state.units).to_json()
 
 
 def model_of(session: Session, settings: Settings, deployment_id: int) -> Model:

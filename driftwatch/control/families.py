@@ -10,6 +10,7 @@ from driftwatch.control.reports import CellReport
 
 CELL = ("model", "draft", "segment", "split")
 LIVE_CELL = ("model", "draft", "segment")
+DRAFT = ("model", "draft")
 
 
 def labels_of(report: CellReport) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from driftwatch.acceptance import tally
-from driftwatch.control import causes, observed
+from driftwatch.control import causes, leftovers, observed
 from driftwatch.control.cells import CellUpdate, model_of
 from driftwatch.control.conditions import Served
 from driftwatch.control.monitors import MonitorKey, MonitorUpdate
@@ -57,7 +57,7 @@ def _fold_replays(store: Store, settings: Settings, now: float) -> int:
             for monitored, requests in sorted(beside.items()):
                 _watch(session, settings, monitored, requests, "shadow", now)
             if judged:
-                causes.review(session, settings, now)
+                _conclude(session, settings, now)
             replays.mark_folded(session, [one.replay_id for one in judged], now)
         total += len(judged)
         if len(judged) < BATCH:
@@ -73,7 +73,7 @@ def _fold_live(store: Store, settings: Settings, now: float) -> int:
             for key, group in groupby(keyed, key=lambda pair: pair[0]):
                 _take_live(session, settings, key, [one for _, one in group], now)
             if reported:
-                causes.review(session, settings, now)
+                _conclude(session, settings, now)
             live.mark_folded(session, [one.sample_id for one in reported], now)
         total += len(reported)
         if len(reported) < BATCH:
@@ -119,7 +119,7 @@ def _watch(
 
 
 def expire(store: Store, settings: Settings, now: float) -> None:
-    """Judge the sessions that fell silent: without a new request nothing else would close them."""
+    """Judge the sessions that fell silent, and end events: without a new request nothing else would close them."""
     with store.write() as session:
         for cell in session.scalars(select(Cell).with_for_update()).all():
             if cell.state["units"]["open"]:
@@ -129,7 +129,14 @@ def expire(store: Store, settings: Settings, now: float) -> None:
                 MonitorUpdate.retire(session, settings, row, now)
             elif row.state["units"]["open"]:
                 MonitorUpdate.of(session, settings, row, now).close_sessions()
-        causes.review(session, settings, now)
+        leftovers.end(session, settings, now)
+        _conclude(session, settings, now)
+
+
+def _conclude(session: Session, settings: Settings, now: float) -> None:
+    """What follows from the events that all tests have opened and ended."""
+    leftovers.told_by(session, settings, now)
+    causes.review(session, settings, now)
 
 
 def _key(one: Judged) -> Key:

@@ -1,6 +1,6 @@
 """The gauges of what is judged: figures with their limits, evidence, open events.
 
-Of the newest deployment of each cell. What is not known, or rests on too few requests, is absent and never zero.
+Of the deployment in use of each cell. What is not known, or rests on too few requests, is absent and never zero.
 """
 
 from __future__ import annotations
@@ -9,7 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
-from driftwatch.control.families import CELL, LIVE_CELL, add_limits, by_labels, gauge, labels_of, quantiles, with_limits
+from driftwatch.control.families import (
+    CELL,
+    DRAFT,
+    LIVE_CELL,
+    add_limits,
+    by_labels,
+    gauge,
+    labels_of,
+    quantiles,
+    with_limits,
+)
 from driftwatch.control.reports import QUANTILES, CellReport
 from driftwatch.control.value import CellValue
 from driftwatch.control.watched import MonitorReport, off_share
@@ -49,7 +59,7 @@ def live(cells: Sequence[CellReport], monitors: Sequence[MonitorReport], values:
 
 def _newest(cells: Sequence[CellReport]) -> list[CellReport]:
     groups = by_labels(cells).values()
-    return [max(group, key=lambda report: (report.cell.deployment_id, report.cell.id)) for group in groups]
+    return [max(group, key=lambda report: report.order) for group in groups]
 
 
 def _figures(cells: list[CellReport], gauges: dict[Figure, str], prefix: str, names: Sequence[str]) -> Iterator[Metric]:
@@ -137,12 +147,14 @@ def _value(cells: list[CellReport], values: Values, prefix: str, names: Sequence
 
 
 def _off_distribution(cells: list[CellReport]) -> Iterator[Metric]:
-    text = "Share of requests off the draft's training distribution, last 24 hours."
-    families = with_limits("driftwatch_off_distribution_ratio", text, LIVE_CELL)
-    groups: dict[tuple[str, ...], list[CellReport]] = {}
-    for report in cells:
-        groups.setdefault(labels_of(report)[:-1], []).append(report)
-    for labels, group in groups.items():
-        found = off_share(group)
-        add_limits(families, labels, found.value, found.lower, found.upper)
-    yield from families
+    """By segment, and over all of them, weighted to all traffic: no sum over the first gives the second."""
+    text = "Share of requests off the draft's training distribution, last 24 hours"
+    for name, told, names in (("off", f"{text}.", LIVE_CELL), ("overall_off", f"{text}, all segments.", DRAFT)):
+        families = with_limits(f"driftwatch_{name}_distribution_ratio", told, names)
+        groups: dict[tuple[str, ...], list[CellReport]] = {}
+        for report in cells:
+            groups.setdefault(labels_of(report)[: len(names)], []).append(report)
+        for labels, group in groups.items():
+            found = off_share(group)
+            add_limits(families, labels, found.value, found.lower, found.upper)
+        yield from families

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
-from driftwatch.control import judgement, reports, value, watched
+from driftwatch.control import judgement, reports, slo, untrained, value, watched
+from driftwatch.control.counters import NAMES, Counters
 from driftwatch.control.families import CELL, LIVE_CELL, by_labels, counter, gauge
 from driftwatch.control.judge import REFUSED
 from driftwatch.control.leader import Leader
@@ -21,7 +21,8 @@ from driftwatch.drift.sums import Figure
 from driftwatch.settings import Settings
 from driftwatch.store import outbox, samples
 from driftwatch.store.connection import Store
-from driftwatch.store.schema import Outcome
+from driftwatch.store.samples import DAY, OTHER
+from driftwatch.store.schema import Outcome, Segment
 
 COUNTERS = {
     "requests": "Requests replayed.",
@@ -32,6 +33,10 @@ COUNTERS = {
     "accepted_tokens": "Proposals that the target accepted, bonus tokens left out.",
     "rejected_tokens": "Proposals that the target tested and refused.",
 }
+SAMPLES = (
+    "At control: samples stored, and their replays by how they ended, one for each draft. A tap's series of this name"
+    " is about exchanges before they are sent."
+)
 LIVE_COUNTERS = {
     "requests": "Requests whose own figures the engine gave.",
     "tokens": "Output tokens of those requests: all but the first of each.",
@@ -64,6 +69,7 @@ class StoreCollector(Collector):
         self._store = store
         self._settings = settings
         self._leader = leader
+        self._looks = untrained.Looks(settings)
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -73,17 +79,21 @@ class StoreCollector(Collector):
             return
         now = time.time()
         with self._store.read() as session:
-            cells = list(reports.cells(session, now))
+            kept_since = now - self._settings.retention.replay_days * DAY  # what is older has left the store too
+            cells = list(reports.cells(session, now, heard_since=kept_since))
             shadow = [report for report in cells if report.cell.channel == "shadow"]
             live = [report for report in cells if report.cell.channel == "live"]
             yield from _counters(shadow)
             yield from _live_counters(live)
-            monitors = list(watched.monitors(session))
+            monitors = list(watched.monitors(session, heard_since=kept_since))
             values = value.judge(cells, self._settings)
             yield from judgement.shadow(shadow, monitors, values)
             yield from judgement.live(live, monitors, values)
+            looked = self._looks.over(session, cells, now).values()
+            yield from untrained.exported(one for found in looked for one in found)
+            yield from slo.exported(slo.verdicts(session, self._settings.slo, now))
             yield from _loop(session, now)
-            yield _deployments(cells)
+            yield _deployments([report for report in cells if report.deployment.last_seen >= kept_since])
 
 
 def _counters(cells: list[CellReport]) -> Iterator[Metric]:
@@ -99,70 +109,39 @@ def _counters(cells: list[CellReport]) -> Iterator[Metric]:
         "driftwatch_estimated_accepted_at_depth", "Windows in which this depth was accepted, weighted.", depth
     )
     for labels, group in by_labels(cells).items():
-        for name in COUNTERS:
-            plain[name].add_metric(labels, sum(_plain(report, name) for report in group))
-            weighted[name].add_metric(labels, sum(_weighted(report, name) for report in group))
-        for d in range(max(report.cell.gamma for report in group)):
-            at = [(report.sums.tally.accepted_at, report.sums.accepted_at, report.cell.gamma - 1) for report in group]
-            plain_at.add_metric((*labels, str(d)), sum(float(counts[g, d]) for counts, _, g in at))
-            weighted_at.add_metric((*labels, str(d)), sum(float(counts[g, d]) for _, counts, g in at))
+        total = sum((report.counters for report in group), Counters.zero())
+        for families, at, row in ((plain, plain_at, 0), (weighted, weighted_at, 1)):
+            for name, count in zip(NAMES, total.counts[row], strict=True):
+                families[name].add_metric(labels, count)
+            for d, count in enumerate(total.depths[row]):
+                at.add_metric((*labels, str(d)), count)
     yield from (*plain.values(), *weighted.values(), plain_at, weighted_at)
 
 
 def _live_counters(cells: list[CellReport]) -> Iterator[Metric]:
     """The engine's own counts over all deployments; what it does not say is absent."""
     known: dict[str, Figure] = {"drafted_tokens": "acceptance_rate", "rejected_tokens": "hit_rate"}
-    counters = {name: counter(f"driftwatch_live_{name}", text, LIVE_CELL) for name, text in LIVE_COUNTERS.items()}
+    families = {name: counter(f"driftwatch_live_{name}", text, LIVE_CELL) for name, text in LIVE_COUNTERS.items()}
     text = "Windows in which this depth was accepted."
     at = counter("driftwatch_live_accepted_at_depth", text, (*LIVE_CELL, "depth"))
     for labels, group in by_labels(cells).items():
-        for name, family in counters.items():
+        for i, name in enumerate(NAMES):
             telling = [report for report in group if report.gives(known.get(name, "steps_per_token"))]
             if telling:
-                family.add_metric(labels, sum(_plain(report, name) for report in telling))
+                families[name].add_metric(labels, sum(report.counters.counts[0, i] for report in telling))
         telling = [report for report in group if report.gives("hit_rate")]
-        for d in range(max((report.cell.gamma for report in telling), default=0)):
-            deep = [report for report in telling if d < report.cell.gamma]
-            counts = [float(report.sums.tally.accepted_at[report.cell.gamma - 1, d]) for report in deep]
-            at.add_metric((*labels, str(d)), sum(counts))
-    yield from (*counters.values(), at)
-
-
-def _plain(report: CellReport, name: str) -> float:
-    tally, i = report.sums.tally, report.cell.gamma - 1
-    counts: dict[str, Any] = {
-        "requests": tally.requests,
-        "tokens": tally.tokens,
-        "steps": tally.steps[i],
-        "windows": tally.windows[i],
-        "drafted_tokens": tally.drafted[i],
-        "accepted_tokens": tally.accepted[i],
-        "rejected_tokens": tally.rejected[i],
-    }
-    return float(counts[name])
-
-
-def _weighted(report: CellReport, name: str) -> float:
-    sums, gamma = report.sums, report.cell.gamma
-    if name == "requests":
-        return sums.weight
-    if name == "rejected_tokens":
-        return sums.total("tested", gamma) - sums.total("accepted", gamma)
-    names: dict[str, Any] = {
-        "tokens": "tokens",
-        "steps": "steps",
-        "windows": "windows",
-        "drafted_tokens": "drafted",
-        "accepted_tokens": "accepted",
-    }
-    return sums.total(names[name], gamma)
+        total = sum((report.counters for report in telling), Counters.zero())
+        for d, count in enumerate(total.depths[0]):
+            at.add_metric((*labels, str(d)), count)
+    yield from (*families.values(), at)
 
 
 def _loop(session: Session, now: float) -> Iterator[Metric]:
-    counted = counter("driftwatch_samples", "Samples by how they ended.", ("segment", "outcome"))
+    counted = counter("driftwatch_samples", SAMPLES, ("segment", "outcome"))
     reasons = counter("driftwatch_samples_unjudged", "Samples that were not judged, and why.", ("outcome", "reason"))
     refused = counter("driftwatch_live_refused", "Requests whose engine figures went into no cell.", ("reason",))
-    ended = select(Outcome.segment, Outcome.outcome, func.sum(Outcome.samples)).where(Outcome.outcome != REFUSED)
+    kept = or_(Outcome.segment == OTHER, Outcome.segment.in_(select(Segment.id)))  # a freed segment leaves
+    ended = select(Outcome.segment, Outcome.outcome, func.sum(Outcome.samples)).where(Outcome.outcome != REFUSED, kept)
     for row in session.execute(ended.group_by(Outcome.segment, Outcome.outcome)):
         counted.add_metric((row[0], row[1]), row[2])
     unjudged = select(Outcome.outcome, Outcome.reason, func.sum(Outcome.samples)).where(Outcome.reason != "")
@@ -176,12 +155,15 @@ def _loop(session: Session, now: float) -> Iterator[Metric]:
     depth.add_metric(("work",), waiting)
     lag = gauge("driftwatch_shadow_lag_seconds", "Age of the oldest sample that waits for its replay.", ())
     lag.add_metric((), max(0.0, now - oldest) if oldest is not None else 0.0)
-    deliveries = counter("driftwatch_webhook_deliveries", "Webhook deliveries by how they ended.", ("outcome",))
+    text = "Webhook deliveries that ended so; dead: given up, once more for each time that it is sent again in vain."
+    deliveries = counter("driftwatch_webhook_deliveries", text, ("outcome",))
     counts = outbox.counts(session)
-    for outcome in ("delivered", "dead"):
-        deliveries.add_metric((outcome,), counts.get(outcome, 0))
+    deliveries.add_metric(("delivered",), counts.get("delivered", 0))
+    deliveries.add_metric(("dead",), outbox.given_up(session))
+    dead = gauge("driftwatch_webhook_dead_letters", "Webhook deliveries that are dead now.", ())
+    dead.add_metric((), counts.get("dead", 0))
     depth.add_metric(("webhooks",), counts.get("pending", 0))
-    yield from (counted, reasons, refused, depth, lag, deliveries)
+    yield from (counted, reasons, refused, depth, lag, deliveries, dead)
 
 
 def _deployments(cells: list[CellReport]) -> Metric:

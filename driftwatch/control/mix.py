@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from driftwatch.drift.decompose import Row, bootstrap
 from driftwatch.drift.sums import Sums
+from driftwatch.store import deployments
 from driftwatch.store.schema import Cell, CellHour, Deployment
 
 RECENT_HOURS = 24
@@ -23,8 +24,9 @@ DRAWS = 400
 
 def split_of(session: Session, deployment_id: int, draft: str, now: float) -> dict[str, Any] | None:
     """Kitagawa's parts of the change, with its cells; None where a period has nothing, or no cell is in both."""
-    cells = select(Cell).filter_by(deployment_id=deployment_id, draft=draft, channel="shadow").order_by(Cell.id)
-    newest = {(cell.segment, cell.split): cell for cell in session.scalars(cells)}
+    cells = select(Cell).filter_by(deployment_id=deployment_id, draft=draft, channel="shadow")
+    in_order = session.scalars(cells.order_by(Cell.updated_at, Cell.id))
+    newest = {(cell.segment, cell.split): cell for cell in in_order}
     learnt = [_learnt(cell) for cell in newest.values()]
     ends = [end for end in learnt if end is not None]
     if not ends:
@@ -37,7 +39,7 @@ def split_of(session: Session, deployment_id: int, draft: str, now: float) -> di
         wanted = or_(CellHour.hour <= border, CellHour.hour >= since)
         hours = select(CellHour).where(CellHour.cell_id == cell.id, wanted).order_by(CellHour.hour)
         for hour in session.scalars(hours):
-            sums = Sums.from_json(hour.sums)
+            sums = Sums.from_json(hour.sums).widened(cell.gamma)  # an hour under a smaller one has nothing to say
             tested = sums.total("tested", cell.gamma)
             row = Row(f"{segment}/{part}", hour.hour, sums.total("accepted", cell.gamma), tested)
             if tested:
@@ -50,15 +52,16 @@ def split_of(session: Session, deployment_id: int, draft: str, now: float) -> di
 
 
 def every(session: Session, now: float) -> list[dict[str, Any]]:
-    """The split of each model and draft, in the newest deployment that was replayed; None while there is none."""
+    """The split of each model and draft, in the deployment in use; None while nothing of it was replayed."""
     replayed = (
         select(Cell.draft, Deployment.id, Deployment.model)
         .join(Deployment, Deployment.id == Cell.deployment_id)
         .where(Cell.channel == "shadow")
         .distinct()
-        .order_by(Deployment.id)
     )
-    newest = {(row.model, row.draft): row.id for row in session.execute(replayed)}
+    began = deployments.since(session)
+    rows = sorted(session.execute(replayed), key=lambda row: (began[row.id], row.id))
+    newest = {(row.model, row.draft): row.id for row in rows}
     return [
         {"model": model, "draft": draft, "deployment": id, "split": split_of(session, id, draft, now)}
         for (model, draft), id in sorted(newest.items())

@@ -2,6 +2,11 @@
 
 One row a test, draft and segment of a deployment, over all splits. What a test is, and when it alarms, is
 :mod:`driftwatch.drift.watch`'s business.
+
+None is over all segments. They are sampled at rates of their own, so the mix of what is judged is not that of the
+traffic, and moves with each budget: a test that takes requests as they come would alarm on budgets. Weighted by n / k a
+request has no bound, on which the promise rests. So roll-ups are told (``watched.off_share``, the estimated counters,
+``mix``), and not tested.
 """
 
 from __future__ import annotations
@@ -112,6 +117,7 @@ class MonitorUpdate:
             if counts is not None:
                 for change in self.watch.observe(one.served_at, one.index, one.session, counts):
                     self._tell(change)
+        self.row.updated_at = self.now
         self._store()
 
     def close_sessions(self) -> None:
@@ -119,10 +125,11 @@ class MonitorUpdate:
         latest = max((unit.index for unit in self.watch.units.open.values()), default=0)
         for change in self.watch.expire(self.now, latest):
             self._tell(change)
+        self.row.updated_at = self.now
         self._store()
 
     def _store(self) -> None:
-        self.row.state, self.row.updated_at = self.watch.to_json(), self.now
+        self.row.state = self.watch.to_json()
         self.session.flush()
 
     def _follow(self, terms: Terms) -> None:
@@ -144,7 +151,16 @@ class MonitorUpdate:
         older = select(Monitor).filter_by(**same).where(Monitor.deployment_id.in_(before), Monitor.id < self.row.id)
         for row in self.session.scalars(older.with_for_update()):
             if (watch := Watch.from_json(row.state)).state == "drifting":
-                replace(self, row=row, watch=watch)._judge_anew(watch.terms, events.TAKEN_OVER)
+                replace(self, row=row, watch=watch).begin_anew(events.TAKEN_OVER)
+
+    def begin_anew(self, reason: str) -> None:
+        """End what is open, and gather evidence anew."""
+        self._judge_anew(self.watch.terms, reason)
+
+    def forget_untold(self) -> None:
+        """Gather evidence anew where no event tells of what was found."""
+        if self.watch.state == "drifting" and self._open_event() is None:
+            self._judge_anew(self.watch.terms, "")
 
     def _judge_anew(self, terms: Terms, reason: str) -> None:
         """Go on from what is normal; what was open can no longer be judged."""

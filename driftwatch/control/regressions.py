@@ -104,8 +104,8 @@ def _before(session: Session, deployment: Deployment, cell: Cell) -> tuple[Cell,
     """
     changed = select(Event).where(Event.kind == changes.KIND, Event.deployment_id == deployment.id)
     change = session.scalars(changed).first()
-    names = ["draft", "segment", "split", "channel", "metric"]
-    names += [] if cell.metric == "hit_rate" else ["gamma"]  # the other metrics depend on it
+    # Another proposal length is another normal: what is learnt anew because of it says nothing of an earlier change.
+    names = ("draft", "segment", "split", "channel", "metric", "gamma")
     same = {name: getattr(cell, name) for name in names}
     earlier = (
         select(Cell, Deployment)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, cast
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from driftwatch.control import conditions, tails
 from driftwatch.control.conditions import Conditions
+from driftwatch.control.counters import Counters
 from driftwatch.control.terms import figure, fitted
 from driftwatch.drift.cell import CellState
 from driftwatch.drift.interval import Estimate
@@ -19,10 +21,13 @@ from driftwatch.drift.live import METRICS, Metric
 from driftwatch.drift.quantiles import Quantiles
 from driftwatch.drift.sums import Figure, Sums
 from driftwatch.records import segment_labels
+from driftwatch.store import deployments
 from driftwatch.store.schema import Cell, CellHour, Deployment, Event
 
 RECENT_HOURS = 24
 QUANTILES = (0.5, 0.95, 0.99)
+EachHour = Callable[[Cell, int, Sums], None]
+"""Takes a cell, whole hours since the epoch, and what was counted in that hour."""
 FIGURES: tuple[Figure, ...] = ("hit_rate", "acceptance_rate", "acceptance_length", "steps_per_token")
 
 
@@ -40,6 +45,18 @@ class CellReport:
     conditions: Conditions
     """What those requests were served under."""
     open_event: Event | None
+    since: float
+    """When its deployment last began to serve."""
+
+    @property
+    def order(self) -> tuple[float, float, int]:
+        """The largest is in use, of all that have one name: one that was rolled back to comes last again."""
+        return self.since, self.cell.updated_at, self.cell.id
+
+    @cached_property
+    def counters(self) -> Counters:
+        """Lifetime counts, as they are exported."""
+        return Counters.read(self.cell.sums) + Counters.of(self.sums, self.cell.gamma)
 
     @property
     def metric(self) -> Metric:
@@ -89,27 +106,60 @@ class CellReport:
         }
 
 
-def cells(session: Session, now: float, segment: str | None = None) -> Iterator[CellReport]:
-    """Reports of all cells, or of one segment's, in order of segment."""
+def cells(
+    session: Session,
+    now: float,
+    segment: str | None = None,
+    heard_since: float | None = None,
+    each_hour: EachHour = lambda _cell, _hour, _sums: None,
+) -> Iterator[CellReport]:
+    """Reports of all cells, or of one segment's, in order of segment.
+
+    ``heard_since`` leaves out those of names (model, draft, segment, split, channel) that had no request since then.
+    ``each_hour`` is shown the hours of the last 24 in which a cell had requests, a cell's own in order.
+    """
     query = select(Cell, Deployment).join(Deployment, Deployment.id == Cell.deployment_id)
     if segment is not None:
         query = query.where(Cell.segment == segment)
-    since = int(now // 3600) - RECENT_HOURS + 1
+    if heard_since is not None:
+        name = (Deployment.model, Cell.draft, Cell.segment, Cell.split, Cell.channel)
+        heard = func.max(Cell.updated_at).over(partition_by=name).label("heard")
+        of_name = select(Cell.id, heard).join(Deployment, Deployment.id == Cell.deployment_id).subquery()
+        query = query.join(of_name, of_name.c.id == Cell.id).where(of_name.c.heard >= heard_since)
     order = (Cell.segment, Cell.channel.desc(), Cell.split, Cell.draft, Cell.deployment_id)
-    for row in session.execute(query.order_by(*order)).all():
-        sums = Sums.from_json(row.Cell.sums)
-        recent = Sums.zero(sums.gammas)
-        tail = tails.empty(row.Cell.gamma)
-        under = Conditions()
-        hours = select(CellHour.sums).where(CellHour.cell_id == row.Cell.id, CellHour.hour >= since)
-        for hour in session.scalars(hours):
-            recent += fitted(Sums.from_json(hour), sums.gammas, row.Cell.channel)
-            tail += tails.read(hour, row.Cell.gamma)
-            under += conditions.read(hour)
-        mine = (Event.cell_id == row.Cell.id, Event.kind == "drift", Event.closed_at.is_(None))
+    rows = session.execute(query.order_by(*order)).all()
+    began = deployments.since(session)  # after the cells: all of their deployments are there by then
+    days = {row.Cell.id: _Day(row.Cell) for row in rows}
+    ids = query.with_only_columns(Cell.id)
+    since = int(now // 3600) - RECENT_HOURS + 1
+    hours = select(CellHour.cell_id, CellHour.hour, CellHour.sums)
+    hours = hours.where(CellHour.hour >= since, CellHour.cell_id.in_(ids)).order_by(CellHour.cell_id, CellHour.hour)
+    for hour in session.execute(hours, execution_options={"yield_per": 500}):
+        if (day := days.get(hour.cell_id)) is not None:  # else a cell that began since
+            each_hour(day.cell, hour.hour, day.add(hour.sums))
+    still_open = select(Event).where(Event.kind == "drift", Event.closed_at.is_(None), Event.cell_id.in_(ids))
+    events = {event.cell_id: event for event in session.scalars(still_open)}
+    for row in rows:
+        day = days[row.Cell.id]
         state = CellState.from_json(row.Cell.state)
-        event = session.scalars(select(Event).where(*mine)).first()
-        yield CellReport(row.Cell, row.Deployment, state, sums, recent, tail, under, event)
+        figures = day.sums, day.recent, day.tail, day.conditions
+        yield CellReport(row.Cell, row.Deployment, state, *figures, events.get(row.Cell.id), began[row.Deployment.id])
+
+
+class _Day:
+    """A cell's sums, and those of its last 24 hours."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell, self.sums = cell, Sums.from_json(cell.sums)
+        self.recent, self.tail, self.conditions = Sums.zero(self.sums.gammas), tails.empty(cell.gamma), Conditions()
+
+    def add(self, hour: dict[str, Any]) -> Sums:
+        """The sums of that hour."""
+        sums = fitted(Sums.from_json(hour), self.sums.gammas, self.cell.channel)
+        self.recent += sums
+        self.tail += tails.read(hour, self.cell.gamma)
+        self.conditions += conditions.read(hour)
+        return sums
 
 
 def event_dict(event: Event) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """``GET /v1/sampling``: how many requests each tap is to keep, so that a day's tokens make all intervals equally wide.
 
 Reckoned from the store at each request, so that any control can answer. Budgets are for all taps together: each gets
-its part, by how many have asked lately. What cells have shown, and how much traffic came, decides on windows to come
-alone; so a window's own requests never change their chance to be kept.
+its part, by how many have asked lately, whichever control they asked. What cells have shown, and how much traffic came,
+decides on windows to come alone; so a window's own requests never change their chance to be kept. A tap that is new has
+its part at once, and the others less from their next question on: for one window they may keep too much, which the
+day's tokens bound in any case.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from driftwatch.drift.allocation import Demand, allocate, window_tokens, within
 from driftwatch.drift.cell import CellState
 from driftwatch.drift.interval import Moments
 from driftwatch.settings import Settings
+from driftwatch.store import deployments, taps
 from driftwatch.store.arrivals import arrivals
 from driftwatch.store.connection import Store
 from driftwatch.store.samples import DAY, spent
@@ -33,34 +36,25 @@ MINED = ("drift", "off_share")
 """Events that more training data helps against."""
 
 
-class Taps:
-    """Which taps have asked lately, as this control has seen."""
-
-    def __init__(self, window_s: float) -> None:
-        self._after_s = MISSED * max(window_s, 1.0)
-        self._seen: dict[str, float] = {}
-
-    def asked(self, tap: str, now: float) -> int:
-        """Note one that asks; the number of taps."""
-        self._seen[tap] = now
-        self._seen = {name: at for name, at in self._seen.items() if at > now - self._after_s}
-        return len(self._seen)
-
-
 def router(store: Store, settings: Settings, *, clock: Callable[[], float] = time.time) -> APIRouter:
     routes = APIRouter(prefix="/v1")
-    taps = Taps(settings.sampling.window_s)
 
     @routes.get("/sampling")
     def get_sampling(
         response: Response,
-        tap: Annotated[str, Query(max_length=64, description="The tap that asks.")] = "",
+        tap: Annotated[
+            str, Query(max_length=64, description="The tap that asks. Without a name one only looks, and gets no part.")
+        ] = "",
         if_none_match: Annotated[str | None, Header()] = None,
     ) -> Any:
         """Requests that one tap is to keep per segment and window: for figures, and further ones for training alone."""
         now = clock()
+        since = now - MISSED * max(settings.sampling.window_s, 1.0)
+        if tap:  # a short transaction of its own: on SQLite nobody else can write meanwhile
+            with store.write() as session:
+                taps.asked(session, tap, now, since)
         with store.read() as session:
-            said = budgets(session, settings, taps.asked(tap, now), now)
+            said = budgets(session, settings, max(taps.count(session, since), 1), now)
         version = f'"{hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]}"'
         if if_none_match == version:
             return Response(status_code=304, headers={"etag": version})
@@ -70,40 +64,41 @@ def router(store: Store, settings: Settings, *, clock: Callable[[], float] = tim
     return routes
 
 
-def budgets(session: Session, settings: Settings, taps: int, now: float) -> dict[str, Any]:
-    """Of one of ``taps`` taps. Segments that are not named keep ``per_window``."""
+def budgets(session: Session, settings: Settings, sharers: int, now: float) -> dict[str, Any]:
+    """Of one of ``sharers`` taps. Segments that are not named keep ``per_window``."""
     sampling = settings.sampling
     segments: dict[str, int] = {}
     if sampling.tokens_per_day is not None:
         left = sampling.tokens_per_day - spent(session, now)
         left_s = DAY - now % DAY
-        tokens = window_tokens(left, sampling.tokens_per_day, sampling.window_s, left_s) / taps
-        segments = dict(sorted(allocate(_demands(session, settings, taps, now), tokens).items()))
+        tokens = window_tokens(left, sampling.tokens_per_day, sampling.window_s, left_s) / sharers
+        segments = dict(sorted(allocate(_demands(session, settings, sharers, now), tokens).items()))
     mining = {}
     if sampling.mining_per_window:
         open_now = select(Event.segment).where(Event.kind.in_(MINED), Event.closed_at.is_(None)).distinct()
         mining = dict.fromkeys(sorted(session.scalars(open_now)), sampling.mining_per_window)
-    return {"per_window": sampling.per_window, "segments": segments, "mining": mining, "taps": taps}
+    return {"per_window": sampling.per_window, "segments": segments, "mining": mining, "taps": sharers}
 
 
-def _demands(session: Session, settings: Settings, taps: int, now: float) -> dict[str, Demand]:
+def _demands(session: Session, settings: Settings, sharers: int, now: float) -> dict[str, Demand]:
     """What each segment with recent traffic asks of one tap. A request costs its tokens once for each draft."""
     spreads = _spreads(session)
     drafts = max(1, *(sum(draft.path is not None for draft in model.drafts) for model in settings.models))
     return {
         segment: Demand(
-            within(spreads[segment]), one.rate * settings.sampling.window_s / taps, max(one.tokens, 1.0) * drafts
+            within(spreads[segment]), one.rate * settings.sampling.window_s / sharers, max(one.tokens, 1.0) * drafts
         )
         for segment, one in arrivals(session, now).items()
     }
 
 
 def _spreads(session: Session) -> dict[str, list[tuple[float, Moments]]]:
-    """Requests and moments of each segment's cells in its newest deployment: the others get no traffic."""
+    """Requests and moments of each segment's cells in the deployment in use: the others get no traffic."""
     newest: dict[str, int] = {}
     found: dict[str, list[tuple[float, Moments]]] = defaultdict(list)
-    cells = select(Cell).where(Cell.channel == "shadow").order_by(Cell.deployment_id.desc(), Cell.id)
-    for cell in session.scalars(cells):
+    began = deployments.since(session)
+    cells = session.scalars(select(Cell).where(Cell.channel == "shadow").order_by(Cell.id)).all()
+    for cell in sorted(cells, key=lambda cell: (-began[cell.deployment_id], -cell.deployment_id)):
         if newest.setdefault(cell.segment, cell.deployment_id) == cell.deployment_id:
             moments = CellState.from_json(cell.state).baseline.moments
             found[cell.segment].append((float(cell.sums["requests"]), moments))

@@ -14,12 +14,13 @@ from driftwatch.control.reports import CellReport, rfc3339
 from driftwatch.control.terms import figure
 from driftwatch.drift.interval import Estimate, student_quantile, wilson
 from driftwatch.drift.watch import Watch
+from driftwatch.store import deployments
 from driftwatch.store.schema import Deployment, Event, Monitor
 
 
 @dataclass(frozen=True)
 class MonitorReport:
-    """One test of one draft and segment, in the newest deployment that has it."""
+    """One test of one draft and segment, in the deployment in use."""
 
     row: Monitor
     deployment: Deployment
@@ -54,13 +55,15 @@ class MonitorReport:
         }
 
 
-def monitors(session: Session, segment: str | None = None) -> Iterator[MonitorReport]:
-    """Reports of all tests, or of one segment's, in order of segment."""
+def monitors(session: Session, segment: str | None = None, heard_since: float = 0.0) -> Iterator[MonitorReport]:
+    """Reports of all tests, or of one segment's, in order of segment; ``heard_since`` as in ``reports.cells``."""
     query = select(Monitor, Deployment).join(Deployment, Deployment.id == Monitor.deployment_id)
     if segment is not None:
         query = query.where(Monitor.segment == segment)
     newest: dict[tuple[str, ...], MonitorReport] = {}
-    for row in session.execute(query.order_by(Monitor.id)):
+    began = deployments.since(session)
+    rows = session.execute(query.where(Monitor.updated_at >= heard_since)).all()
+    for row in sorted(rows, key=lambda row: (began[row.Deployment.id], row.Monitor.updated_at, row.Monitor.id)):
         report = MonitorReport(row.Monitor, row.Deployment, Watch.from_json(row.Monitor.state), None)
         newest[(*report.labels, report.watch.terms.kind)] = report
     still_open = session.scalars(select(Event).where(Event.closed_at.is_(None)).order_by(Event.opened_at)).all()
@@ -72,23 +75,28 @@ def monitors(session: Session, segment: str | None = None) -> Iterator[MonitorRe
 
 
 def off_share(cells: Sequence[CellReport]) -> Estimate:
-    """Share of a draft's requests that are off its training distribution, from the cells of one segment.
+    """Share of a draft's requests that are off its training distribution, from the cells of one segment or of all.
 
-    Weighted to all traffic, with the Wilson (1927) interval on the judged requests: in one segment all weigh about the
-    same. Without a request that was scored there is no value.
+    Weighted to all traffic, since segments are sampled at rates of their own. The Wilson (1927) interval is on the
+    effective number of requests, (sum w)^2 / sum w^2 (Kish 1965): in one cell all weigh about the same. Without a
+    request that was scored there is no value.
     """
-    weight, requests = {"on": 0.0, "off": 0.0}, 0
+    weight, squares, requests = {"on": 0.0, "off": 0.0}, 0.0, 0
     for report in cells:
-        if report.cell.split in weight:
-            weight[report.cell.split] += report.recent.weight
-            requests += report.recent.requests
+        recent = report.recent
+        if report.cell.split in weight and recent.requests:
+            weight[report.cell.split] += recent.weight
+            squares += recent.weight**2 / recent.requests
+            requests += recent.requests
     total = sum(weight.values())
     if not total:
         return Estimate(None, None, None, 0, 0.0, 0.0)
     share = weight["off"] / total
-    if requests < 2:
+    effective = total**2 / squares
+    if effective < 2.0:
         return Estimate(share, None, None, requests, weight["off"], total)
-    lower, upper = wilson(share, requests, student_quantile(requests - 1))
+    # The small addition keeps equal weights at requests - 1 when the division above rounds down.
+    lower, upper = wilson(share, effective, student_quantile(int(effective - 1.0 + 1e-9)))
     return Estimate(share, min(max(lower, 0.0), share), max(min(upper, 1.0), share), requests, weight["off"], total)
 
 

@@ -97,6 +97,32 @@ def find_or_create(session: Session, record: Record, now: float) -> tuple[int, C
     return deployment.id, _change(earlier[0], deployment, facts, record)
 
 
+def is_gone(session: Session, deployment: Deployment) -> bool:
+    """Whether its model is served by another by now."""
+    known = session.scalars(select(Deployment).where(Deployment.model == deployment.model)).all()
+    return _taken_over(session, deployment, known) is not None
+
+
+def since(session: Session) -> dict[int, float]:
+    """When each deployment last began to serve: when it was first seen, or went back to.
+
+    One that was rolled back to so comes after the one that it replaced.
+    """
+    known = {one.id: one for one in session.scalars(select(Deployment))}
+    found = {one.id: one.first_seen for one in known.values()}
+    back = (
+        select(Event.deployment_id, Event.opened_at)
+        .join(Deployment, Deployment.id == Event.deployment_id)
+        .where(Event.kind == CHANGED, Event.opened_at > Deployment.first_seen)
+    )
+    for row in session.execute(back):
+        to = known[row.deployment_id]
+        for one in known.values():  # other adapters on the same server as well
+            if one.model == to.model and _fit(_serving(to.facts), _serving(one.facts)):
+                found[one.id] = max(found[one.id], row.opened_at)
+    return found
+
+
 def _taken_over(session: Session, deployment: Deployment, known: Sequence[Deployment]) -> Deployment | None:
     """What served in place of this deployment until now; None if it has served all along."""
     last = session.scalars(

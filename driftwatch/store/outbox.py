@@ -42,6 +42,11 @@ def counts(session: Session) -> dict[str, int]:
     return {row[0]: row[1] for row in rows}
 
 
+def given_up(session: Session) -> int:
+    """How often deliveries were given up so far; never falls, since to send one again takes nothing back."""
+    return session.scalar(select(func.sum(Delivery.given_up))) or 0
+
+
 def redrive(session: Session, event_id: str, endpoint: str | None, now: float) -> list[Delivery]:
     """Make the dead deliveries of an event pending once more, to all endpoints or one; those it was."""
     query = select(Delivery).where(Delivery.event_id == event_id, Delivery.state == "dead").with_for_update()

@@ -165,6 +165,14 @@ class BudgetDay(Base):
     tokens: Mapped[int] = mapped_column(BigInteger)
 
 
+class Tap(Base):
+    """A tap that asked for its budgets, under the name that it gave itself, and when it did so last."""
+
+    __tablename__ = "taps"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    asked_at: Mapped[float]
+
+
 class Replay(Base):
     """The weights of one draft on one sample: every gamma, tail and test is derived from them without a GPU."""
 
@@ -335,6 +343,8 @@ class Delivery(Base):
     state: Mapped[str] = mapped_column(String(16))
     """pending, delivered or dead"""
     attempts: Mapped[int] = mapped_column(default=0)
+    given_up: Mapped[int] = mapped_column(default=0)
+    """How often it was dead; to send it again takes nothing back."""
     due_at: Mapped[float]
     created_at: Mapped[float]
     delivered_at: Mapped[float | None]

@@ -391,6 +391,24 @@ def test_another_proposal_length_is_learnt_anew_and_is_no_drift(
     assert "the proposal length is now 1" in event["details"]["closed"]["reason"]
 
 
+def test_counters_go_on_where_they_were_under_another_proposal_length(
+    client: TestClient, store: Store, settings: Settings
+) -> None:
+    send(client, 0, 60)
+    judge(store, settings, 0.7)
+    names = [f"driftwatch_{kind}_{name}_total" for kind in ("shadow", "estimated") for name in ("windows", "steps")]
+    before = metrics(client)
+    send(client, 60, 5)
+    judge(store, Settings(**SETTINGS | {"models": [SETTINGS["models"][0] | {"gamma": 12}]}), 0.7)
+    after = metrics(client)
+    for name in names:
+        ((key, count),) = before[name].items()
+        assert 5 * 32 / 13 <= after[name][key] - count <= 5 * 32, "windows of five requests of 32 judged tokens"
+    for found, deepest in ((before, 2), (after, 11)):
+        depths = {int(dict(key)["depth"]) for key in found["driftwatch_shadow_accepted_at_depth_total"]}
+        assert max(depths) == deepest
+
+
 def test_a_baseline_that_was_given_is_not_kept_as_learnt(client: TestClient, store: Store) -> None:
     send(client, 0, 5)
     judge(store, changed(baseline={"mode": "value", "value": 0.9}), 0.7)

@@ -6,13 +6,15 @@ import itertools
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from driftwatch.control import changes
 from driftwatch.records import Record
 from driftwatch.settings import Settings
-from driftwatch.store import samples
+from driftwatch.store import deployments, samples
 from driftwatch.store.connection import Store
 from driftwatch.store.deployments import TAKEN_OVER
+from driftwatch.store.schema import Deployment
 
 FACTS = {"engine": "vllm", "version": "0.32.0", "target": "m-7b"}
 OLD, NEW, OTHER = FACTS, FACTS | {"version": "0.33.0"}, FACTS | {"version": "0.34.0", "target": "m-8b"}
@@ -39,6 +41,19 @@ class Traffic:
                     changes.tell(session, Settings(), change, 1000.0 + number)
                     told.append((change.cause, sorted(change.facts)))
         return told
+
+    def in_use(self) -> list[str]:
+        """Versions of the model's deployments, what began to serve last first."""
+        with self._store.read() as session:
+            began = deployments.since(session)
+            known = session.scalars(sa.select(Deployment).where(Deployment.model == "m")).all()
+            return [one.facts["version"] for one in sorted(known, key=lambda one: -began[one.id])]
+
+    def gone(self) -> list[bool]:
+        """Of each deployment, oldest first."""
+        with self._store.read() as session:
+            known = session.scalars(sa.select(Deployment).order_by(Deployment.id)).all()
+            return [deployments.is_gone(session, one) for one in known]
 
 
 @pytest.fixture
@@ -78,3 +93,17 @@ def test_models_are_apart(traffic: Traffic) -> None:
     traffic.serve(NEW, 2)
     assert traffic.serve(NEW, TAKEN_OVER, model="other") == []
     assert traffic.serve(OLD, 2) == [], "two samples are no taking over"
+
+
+def test_what_was_gone_back_to_is_what_serves(traffic: Traffic) -> None:
+    """With the adapters that ran beside it; what it replaced has gone once the last samples are not of it."""
+    for adapter in ("a", "b"):
+        traffic.serve(OLD, 2, adapter=adapter)
+    traffic.serve(NEW, TAKEN_OVER, adapter="a")
+    assert traffic.in_use() == ["0.33.0", "0.32.0", "0.32.0"]
+    assert traffic.gone() == [True, True, False]
+    traffic.serve(OLD, TAKEN_OVER, adapter="a")
+    assert traffic.in_use() == ["0.32.0", "0.32.0", "0.33.0"]
+    assert traffic.gone() == [False, False, True]
+    traffic.serve(OTHER, 1, model="other")
+    assert traffic.gone() == [False, False, True, False]

@@ -20,7 +20,7 @@ from driftwatch.control.app import create_app
 from driftwatch.control.judge import fold
 from driftwatch.settings import Settings
 from driftwatch.store.connection import Store
-from driftwatch.store.schema import Cell, Event, Replay, Sample, Work
+from driftwatch.store.schema import Cell, Event, Replay, Sample, Tap, Work
 from driftwatch.tap.budget import Budget, Budgets
 from driftwatch.tap.sampler import Room
 
@@ -106,6 +106,28 @@ def test_taps_share_the_budget(client: TestClient, store: Store) -> None:
     assert alone["segments"]["tenant=a"] == pytest.approx(2 * both["segments"]["tenant=a"], abs=1)
     now[0] += 61  # the first one has not asked for four windows
     assert asked.get("/v1/sampling?tap=two").json()["taps"] == 1
+
+
+def test_several_controls_count_the_same_taps(client: TestClient, store: Store) -> None:
+    """Each with a store of its own, as two processes have: whichever a tap asks, the day's tokens go out once."""
+    client.post("/v1/samples", json=[record(i) for i in range(50)])
+    sampled(store, NOON, a=(50, 720.0, 100))
+    now, other = [NOON], Store(store.url.render_as_string(hide_password=False))
+    settings = settings_with(tokens_per_day=5_760_000)
+    one, two = asker(store, settings, now), asker(other, settings, now)
+    alone = one.get("/v1/sampling?tap=a").json()
+    for asked in (one, two):
+        asked.get("/v1/sampling?tap=b")  # through a balancer: now here, now there
+    found = [one.get("/v1/sampling?tap=a").json(), two.get("/v1/sampling?tap=b").json()]
+    assert [each["taps"] for each in found] == [2, 2]
+    whole = alone["segments"]["tenant=a"]
+    assert whole - 2 <= sum(each["segments"]["tenant=a"] for each in found) <= whole
+    assert two.get("/v1/sampling").json()["taps"] == 2, "who only looks gets no part"
+    now[0] += 61
+    assert two.get("/v1/sampling?tap=b").json()["taps"] == 1
+    with other.read() as session:
+        assert list(session.scalars(sa.select(Tap.id))) == ["b"]
+    other.close()
 
 
 def test_an_unchanged_answer_is_not_sent_again(store: Store) -> None:

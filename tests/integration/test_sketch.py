@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sysconfig
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ from driftwatch.drift.sketch.build import Row, build
 from driftwatch.drift.sketch.sketch import Sketch
 from driftwatch.errors import SettingsError, SketchError
 from driftwatch.records import parse_record
+from driftwatch.retrain import candidates
+from driftwatch.retrain.progress import advance
+from driftwatch.retrain.request import request
 from driftwatch.settings import Settings, load
 from driftwatch.shadow.corpus import input_embedding
 from driftwatch.shadow.draft import hash_weights
@@ -27,7 +32,9 @@ from driftwatch.shadow.tokenizer import Retokeniser
 from driftwatch.shadow.worker import Worker
 from driftwatch.store import samples
 from driftwatch.store.connection import Store
-from driftwatch.store.schema import Cell, Replay, Sample
+from driftwatch.store.schema import Cell, Replay, Retrain, Sample
+
+from .retraining import alarm, controlled, settings_of
 
 DATA = Path(__file__).parents[1] / "data"
 CHAIN, TARGET = DATA / "models" / "chain", DATA / "models" / "target"
@@ -104,6 +111,14 @@ def test_replays_carry_their_side_and_why(store: Store, sketch: Sketch, tmp_path
         (told,) = client.get("/v1/sketches").json()["sketches"]
     assert (told["draft"], told["gamma"], told["requests"]) == ("incumbent", 3, 72)
     assert told["off"]["value"] == pytest.approx(sides.count("off") / 72)
+    with store.read() as session:
+        replays = session.scalars(sa.select(Replay).where(Replay.draft == "incumbent")).all()
+    said = [replay.figures or {} for replay in replays]
+    novelty = np.mean([figures["output_novelty"] for figures in said])
+    assert told["output_novelty"]["value"] == pytest.approx(novelty)
+    assert told["output_novelty"]["lower"] < novelty < told["output_novelty"]["upper"]
+    outside = sum(figures["outside"] for figures in said) / sum(replay.tokens for replay in replays)
+    assert told["outside_draft_vocabulary"]["value"] == pytest.approx(outside)
     assert told["acceptance"]["answer"] == "informative"
     assert told["acceptance"]["difference"]["lower"] > 0.0
     assert sum(tenth["hit_rate"]["requests"] for tenth in told["acceptance"]["tenths"]) == 72
@@ -126,3 +141,39 @@ def test_a_sketch_without_a_draft_is_a_mistake(tmp_path: Path) -> None:
     config.write_text("models: [{drafts: [{name: incumbent, sketch: s.npz}]}]\n")
     with pytest.raises(SettingsError, match="sketch needs path"):
         load(config)
+
+
+def test_a_candidate_is_judged_on_each_side_of_the_incumbents_sketch(
+    store: Store, sketch: Sketch, tmp_path: Path
+) -> None:
+    """A sketch belongs to one draft's weights: the candidate has none, and is judged by the incumbent's."""
+    path = tmp_path / "chain.npz"
+    file.write(path, sketch)
+    shutil.copytree(CHAIN, tmp_path / "candidates" / "new")
+    settings = settings_of(tmp_path, data={"low_share": 0, "replay_share": 0}).model_copy(
+        update={"models": configured(path).models}
+    )
+    records = [json.loads(line) for line in TRACE.read_text().splitlines()]
+    worker = Worker(settings, store)
+    with controlled(store, settings) as client:
+        rows = [one | {"labels": {"tenant": "a"}, "model": "m"} for one in records]
+        assert client.post("/v1/samples", json=rows).json()["stored"] == len(rows)
+        while worker.step():
+            pass
+        fold(store, settings, time.time())
+        retrain = alarm(store, settings, start=time.time() + 60)  # nothing since: all of it is history
+        assert request(store, settings, time.time()) == 0
+        with store.write() as session:
+            advance(session, session.get_one(Retrain, retrain.id), "requested", time.time())
+        answer = client.post(
+            f"/v1/retrains/{retrain.id}/candidate", json={"path": str(tmp_path / "candidates" / "new")}
+        )
+        assert answer.status_code == 202, answer.text
+        while worker.step():
+            pass
+        candidates.judge(store, settings, time.time())
+        (candidate,) = client.get("/v1/candidates").json()["candidates"]
+    verdicts = sketch.score([one["prompt_token_ids"] for one in records])
+    sides = Counter(verdict.side for verdict in verdicts)
+    assert {row["split"]: row["requests"] for row in candidate["verdict"]["table"]} == dict(sides)
+    assert len(sides) == 2

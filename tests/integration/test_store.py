@@ -59,7 +59,7 @@ def count(store: Store, table: type[Base], *where: Any) -> int:
 
 def test_migrations_go_up_and_down_and_fit_the_schema(store_url: str) -> None:
     store = Store(store_url)
-    assert migrate.problems(store) == ["at revision none, expected 0006: run `driftwatch db upgrade`"]
+    assert migrate.problems(store) == ["at revision none, expected 0008: run `driftwatch db upgrade`"]
     migrate.upgrade(store)
     assert migrate.problems(store) == []
     migrate.downgrade(store, "base")

@@ -11,6 +11,7 @@ import json
 import os
 import struct
 import tempfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -33,11 +34,14 @@ _UNREADABLE = (
     ArithmeticError,
     EOFError,
     LookupError,
+    MemoryError,
     NotImplementedError,
     OSError,
+    SyntaxError,
     TypeError,
     ValueError,
     struct.error,
+    tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
 )

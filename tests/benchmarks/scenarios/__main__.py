@@ -23,7 +23,7 @@ def parts(quick: bool, scale: float = 1.0) -> dict[str, Callable[[], measure.Fig
         "cost": lambda: measure.cost(size(10_000, 100_000), SEED),
         "coverage": lambda: measure.coverage(size(60, 2000), SEED),
         "stable": lambda: measure.stable(size(15_000, 2_000_000), SEED),
-        "delays": lambda: measure.delays(size(3, 100), size(20_000, 2_000_000), SEED),
+        "delays": lambda: measure.delays(size(3, 100), size(20_000, 400_000), SEED),
         "small segment": lambda: measure.small_segment(size(1, 20), SEED),
         **{f"cause: {name}": cause(name) for name in causes.SCENARIOS},
     }

@@ -31,11 +31,10 @@ class Oracle:
     """
 
     def __init__(self, before: float, after: float, limit: float) -> None:
-        self.middle, self.limit, self.sum, self.largest = (before + after) / 2.0, limit, 0.0, 0.0
+        self.middle, self.limit, self.sum = (before + after) / 2.0, limit, 0.0
 
     def alarms(self, unit: Unit) -> bool:
         self.sum = max(0.0, self.sum + unit.weight * (self.middle - unit.rate))
-        self.largest = max(self.largest, self.sum)
         if self.sum < self.limit:
             return False
         self.sum = 0.0

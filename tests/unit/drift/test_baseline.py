@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from driftwatch.drift.baseline import Baseline
 from driftwatch.drift.interval import Moments, ratio
+from driftwatch.drift.season import HOUR_S
 from driftwatch.drift.units import Unit
 
 if TYPE_CHECKING:
@@ -154,3 +157,19 @@ def test_a_night_counts_and_a_longer_silence_as_one() -> None:
 def test_few_requests_with_long_silences_learn_too() -> None:
     baseline = Baseline(tolerance=0.05, min_requests=60, min_hours=24.0)
     assert any(baseline.add(one) for one in varied(90, step_s=3 * 3600.0))
+
+
+@given(st.lists(st.floats(-50_000.0, 400_000.0), min_size=1, max_size=80))
+def test_hours_are_never_more_than_passed(steps: list[float]) -> None:
+    """Whatever clocks say: time that runs backwards adds nothing, and no silence more than a night."""
+    baseline = Baseline(tolerance=0.05)
+    now, latest = 1.7e9, 1.7e9
+    for index, step in enumerate(steps):
+        now += step
+        before = baseline.hours
+        baseline.add(unit(index, 10, 20, now))
+        gone = max(now - latest, 0.0) / HOUR_S if index else 0.0
+        latest = max(latest, now) if index else now
+        assert 0.0 <= baseline.hours - before <= min(gone, 12.0) + 1e-6
+        if gone <= 2.0:
+            assert baseline.hours - before == pytest.approx(gone, abs=1e-6)

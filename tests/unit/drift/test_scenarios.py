@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.benchmarks.scenarios import causes, measure
 from tests.benchmarks.scenarios.causes import SCENARIOS
+from tests.benchmarks.scenarios.rivals import Oracle
 from tests.benchmarks.scenarios.traffic import Shape, requests
 
 
@@ -30,6 +32,14 @@ def test_measures_delays_beside_rivals() -> None:
     assert found["ours"]["early"] == 0
 
 
+@pytest.mark.parametrize("alarms", [0, 3])
+def test_an_oracle_has_as_many_alarms_as_it_is_given(alarms: int) -> None:
+    stable = measure.units(np.random.default_rng(8), measure.ONE, 20_000)
+    limit = measure.Quiet.of(stable).limit(0.61, alarms)
+    oracle = Oracle(0.66, 0.56, limit)
+    assert sum(map(oracle.alarms, stable)) == alarms
+
+
 def test_other_measures_run() -> None:
     assert measure.coverage(30, seed=4)["requests"]["covered"] > 0.8
     assert measure.cost(2000, seed=5)["cell"] > 0
@@ -37,8 +47,6 @@ def test_other_measures_run() -> None:
 
 
 def test_a_seed_gives_one_stream_and_detectors_see_no_truth() -> None:
-    import numpy as np
-
     one, other = (list(requests(np.random.default_rng(7), Shape(turns=5.0), 300, live=True)) for _ in range(2))
     assert one == other
     assert {len([r for r in one if r.session == s]) for s in {r.session for r in one}} <= set(range(1, 20))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,17 @@ def test_damage_is_found_or_harmless(data: st.DataObject) -> None:
 
 
 WHOLE = file.encode(made(1))
+
+
+def test_a_damaged_header_of_a_large_array_is_found() -> None:
+    """numpy reads it as Python's own text, before anybody has seen the checksum; on a second try token by token."""
+    whole = rewritten()
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        largest = max(archive.infolist(), key=lambda member: member.file_size)
+    end = whole.index(b"), }", largest.header_offset)
+    for bad in (b"(, }", b") 0 "):
+        with pytest.raises(SketchError, match="not a sketch"):
+            file.decode(whole[:end] + bad + whole[end + 4 :], "x")
 
 
 def test_another_version_says_so() -> None:
