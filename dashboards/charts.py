@@ -402,11 +402,13 @@ ITSELF: Rows = [
         [
             Chart(
                 "Queues",
-                "Samples that wait for a replay, or in a tap for control; webhooks that wait to be delivered.",
+                "Samples that wait for a replay, or in a tap for control; webhooks that wait to be delivered, and those"
+                " that were given up and lie there until they are sent again.",
                 "short",
                 [
                     Query('max by (queue) (driftwatch_queue_depth{queue!=""})', "{{queue}}"),
                     Query('sum(driftwatch_queue_depth{queue=""})', "in taps"),
+                    Query("max(driftwatch_webhook_dead_letters)", "webhooks given up"),
                 ],
             ),
             Chart(

@@ -83,7 +83,7 @@ def supervise(settings: Settings, config: Path | None) -> None:
     Raises DriftwatchError if the store cannot be migrated.
     """
     store = Store(settings.store.url)
-    migrate.upgrade(store)
+    migrate.prepare(store)
     store.close()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -38,7 +38,7 @@ def control(settings: Settings) -> None:
     from driftwatch.control.app import run
 
     store = Store(settings.store.url)
-    migrate.upgrade(store)
+    migrate.prepare(store)
     run(store, settings)
 
 

@@ -25,10 +25,12 @@ Limit = Annotated[int, Query(ge=1, le=1000, description="Newest entries at most.
 
 def router(store: Store, settings: Settings) -> APIRouter:
     routes = APIRouter(prefix="/v1")
+    looks = untrained.Looks(settings)
 
     @routes.get("/segments")
     def get_segments() -> dict[str, Any]:
-        """All segments with their cells."""
+        """All segments with their cells. `untrained` (prompt lookup beside the trained draft) is null where it was not
+        walked yet: a few segments are at each call."""
         with store.read() as session:
             known = {segment.id: segment for segment in session.scalars(select(Segment))}
             found: dict[str, list[dict[str, Any]]] = {key: [] for key in sorted(known)}
@@ -39,9 +41,11 @@ def router(store: Store, settings: Settings) -> APIRouter:
             tests: dict[str, list[dict[str, Any]]] = {}
             for test in watched.monitors(session):
                 tests.setdefault(test.row.segment, []).append(test.as_dict())
+            beside = looks.over(session, cells, time.time())
             return {
                 "segments": [
                     {"id": key, "labels": segment_labels(key), "cells": mine, "tests": tests.get(key, [])}
+                    | {"untrained": [one.as_dict() for one in beside[key]] if key in beside else None}
                     for key, mine in found.items()
                 ],
                 "mix": mix.every(session, time.time()),

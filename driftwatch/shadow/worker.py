@@ -59,6 +59,8 @@ class Worker:
         device = pick_device(settings.shadow.device)
         dtype = pick_dtype(settings.shadow.dtype, device)
         self._stop = threading.Event()
+        self._interrupted = False
+        """Whether the store failed in the last step."""
         self._trouble: dict[tuple[str, str], str] = {}
         """What last kept a draft's samples from being judged, while it does."""
         self.governor = self._governor(device)
@@ -67,7 +69,7 @@ class Worker:
         self._live_only: set[tuple[str, str]] = set()
         self._targets: dict[tuple[str, str], Causal] = {}
         self._loads: dict[str, Load] = {}
-        self._candidates = Candidates(store, settings.retrain.candidates_dir, self._drafts)
+        self._candidates = Candidates(store, settings, self._drafts)
         self._tokenizers: dict[str, Retokeniser] = {}
         self._rules: dict[str, Rule] = {model.name: model.rule for model in settings.models}
         for model in settings.models:
@@ -130,6 +132,7 @@ class Worker:
             try:
                 delay = self._settings.shadow.poll_s if self.step() == 0 else 0.0
             except StoreError as error:
+                self._interrupted = True
                 delay = min(max(2 * delay, 1.0), 30.0)
                 log.warning("%s; trying again in %.0f s", error, delay)
             except Stopped:
@@ -145,9 +148,12 @@ class Worker:
     def step(self) -> int:
         """Judge one lease of tasks; the number judged."""
         with self._store.write() as session:
+            if self._interrupted:  # what could not be handed in is renewed: nobody else would ever get it
+                work.release(session, self.owner)
             tasks = work.lease(
                 session, self.owner, now=time.time(), lease_s=self._settings.shadow.lease_s, limit=LEASE_ROWS
             )
+        self._interrupted = False
         if not tasks:
             return 0
         verdicts = list(self.judge(tasks))

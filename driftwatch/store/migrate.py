@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ from driftwatch.errors import StoreError
 from driftwatch.store.connection import Store
 from driftwatch.store.schema import Base
 
+log = logging.getLogger(__name__)
+
 
 def _scripts() -> Path:
     """The migrations lie in the package when installed, beside it in a checkout."""
@@ -35,9 +38,23 @@ def _config(connection: sa.Connection | None = None) -> Config:
     return config
 
 
+class NewerStore(StoreError):
+    """A later version has migrated the store."""
+
+
 def upgrade(store: Store, revision: str = "head") -> None:
-    """Migrate up, in one transaction. Raises StoreError if the database is unreachable or newer than this version."""
+    """Migrate up, in one transaction. Raises StoreError if the database is unreachable, NewerStore if it is newer than
+    this version."""
     _run(store, command.upgrade, revision)
+
+
+def prepare(store: Store) -> None:
+    """Migrate up before a process starts. What a later version has made is left as it is, so that a roll-out can be
+    rolled back: migrations only add what an earlier version need not know. Raises StoreError as above."""
+    try:
+        upgrade(store)
+    except NewerStore as error:
+        log.warning("%s; going on with it as it is", error)
 
 
 def downgrade(store: Store, revision: str) -> None:
@@ -83,11 +100,17 @@ def _rebuildable(connection: sa.Connection) -> Iterator[None]:
 
 def _refuse_newer(connection: sa.Connection) -> None:
     current = MigrationContext.configure(connection).get_current_revision()
+    if _is_newer(current):
+        raise NewerStore(_newer(current))
+
+
+def _is_newer(revision: str | None) -> bool:
     known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if current is not None and current not in known:
-        raise StoreError(
-            f"the store is at revision {current}, newer than this version of driftwatch; upgrade driftwatch"
-        )
+    return revision is not None and revision not in known
+
+
+def _newer(revision: str | None) -> str:
+    return f"the store is at revision {revision}, newer than this version of driftwatch; upgrade driftwatch"
 
 
 def problems(store: Store) -> list[str]:
@@ -97,6 +120,8 @@ def problems(store: Store) -> list[str]:
         with store.engine.connect() as connection:
             context = MigrationContext.configure(connection, opts={"compare_server_default": False})
             current = context.get_current_revision()
+            if _is_newer(current):
+                return [_newer(current)]
             if current != head:
                 return [f"at revision {current or 'none'}, expected {head}: run `driftwatch db upgrade`"]
             return [str(difference) for difference in compare_metadata(context, Base.metadata)]

@@ -7,15 +7,27 @@ one batch. Each goes on where the last one ended, so that none walks over what a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import and_, delete, literal_column, select, tuple_, update
-from sqlalchemy.orm import Session
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    and_,
+    any_,
+    delete,
+    literal,
+    literal_column,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from driftwatch.store import latencies
 from driftwatch.store.connection import Store
-from driftwatch.store.schema import LIVE_WAITING, BudgetDay, Payload, Replay, Sample, Segment, Turn, Work
+from driftwatch.store.schema import LIVE_WAITING, BudgetDay, Payload, Replay, Sample, Segment, Turn
 
 DAY = 86_400.0
 BATCH = 2000
@@ -51,7 +63,8 @@ def _free_segments(store: Store, before: float) -> None:
     Looked for in a transaction of its own, since that walks over all samples once; a sample that comes meanwhile takes
     its segment's place anew with the next one.
     """
-    idle = select(Segment.id).where(Segment.first_seen < before, Segment.id.not_in(select(Sample.segment)))
+    # Distinct: else PostgreSQL walks over a copy of all samples once for each segment, once they are too many to hash.
+    idle = select(Segment.id).where(Segment.first_seen < before, Segment.id.not_in(select(Sample.segment).distinct()))
     with store.read() as session:
         found = session.scalars(idle).all()
     with store.write() as session:
@@ -83,13 +96,17 @@ def _in_batches(store: Store, delete_one: Callable[[Session, Position], tuple[in
 def _payloads(session: Session, after: Position, newest: Position) -> tuple[int, Position | None]:
     """In order of ids, which is nearly that of arrival: by time, they would be looked for among all the samples whose
     payload has gone already."""
-    walk = select(Payload.sample_id, Sample.arrived_at).join(Sample, Sample.id == Payload.sample_id)
+    says_more = Sample.extra.is_not(None).label("says_more")
+    walk = select(Payload.sample_id, Sample.arrived_at, says_more).join(Sample, Sample.id == Payload.sample_id)
     bounds = and_(Payload.sample_id > after[1], Payload.sample_id <= newest[1])
     rows = session.execute(walk.where(bounds).order_by(Payload.sample_id).limit(BATCH)).all()
-    ids = [row.sample_id for row in rows if row.arrived_at <= newest[0]]
-    session.execute(delete(Payload).where(Payload.sample_id.in_(ids)))
+    old = [row for row in rows if row.arrived_at <= newest[0]]
+    ids = [row.sample_id for row in old]
+    session.execute(delete(Payload).where(_among(session, Payload.sample_id, ids)))
     # Unknown fields may hold anything, text too.
-    session.execute(update(Sample).where(Sample.id.in_(ids), Sample.extra.is_not(None)).values(extra=None))
+    more = [row.sample_id for row in old if row.says_more]
+    if more:
+        session.execute(update(Sample).where(_among(session, Sample.id, more)).values(extra=None))
     return len(ids), (rows[-1].arrived_at, rows[-1].sample_id) if len(rows) == BATCH else None
 
 
@@ -100,8 +117,15 @@ def _samples(session: Session, after: Position, before: float) -> tuple[int, Pos
     walk = select(Sample.id, Sample.arrived_at, over).where(old).order_by(Sample.arrived_at, Sample.id)
     rows = session.execute(walk.limit(BATCH)).all()
     ids = [row.id for row in rows if row.over]
-    # Named, not left to ON DELETE CASCADE: three statements are cheaper than a look-up for each row.
-    for table in (Payload, Replay, Work):
-        session.execute(delete(table).where(table.sample_id.in_(ids)))
-    session.execute(delete(Sample).where(Sample.id.in_(ids)))
+    # Payload, work and replays go by ON DELETE CASCADE, whose look-up for each row is made anyway: to name them as well
+    # costs a sixth to a quarter more of PostgreSQL's time.
+    session.execute(delete(Sample).where(_among(session, Sample.id, ids)))
     return len(ids), (rows[-1].arrived_at, rows[-1].id) if len(rows) == BATCH else None
+
+
+def _among(session: Session, column: InstrumentedAttribute[int], ids: Sequence[int]) -> ColumnElement[bool]:
+    """Whether a column's value is one of these. To write and read a thousand parameters costs more than to delete their
+    rows, so PostgreSQL gets them as a single one."""
+    if session.get_bind().dialect.name == "postgresql":
+        return column == any_(literal(list(ids), ARRAY(BigInteger)))
+    return column.in_(ids)

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, delete, or_, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from driftwatch.store.connection import insert_new
-from driftwatch.store.samples import count_outcome, pack_ids, unpack_ids
-from driftwatch.store.schema import OPEN_WORK, Candidate, Deployment, Payload, Replay, Sample, Work
+from driftwatch.store.samples import pack_ids, unpack_ids
+from driftwatch.store.schema import OPEN_WORK, Candidate, Deployment, Outcome, Payload, Replay, Sample, Work
 
 ATTEMPTS = 1 + 3
 """One attempt in a batch, three alone."""
@@ -121,9 +122,15 @@ def _close(session: Session, work_ids: Sequence[int], state: str, reason: str | 
 
 
 def _count(session: Session, ended: Counter[tuple[str, str, str]]) -> None:
-    # In order and last of all, so that two workers never wait for each other, and not for long.
-    for (segment, outcome, reason), count in sorted(ended.items()):
-        count_outcome(session, segment, outcome, reason, by=count)
+    # In order, so that two workers never wait for each other; last of all and at once, so that they wait for one
+    # statement: all of them count in the same rows.
+    if ended:
+        names = ("segment", "outcome", "reason")
+        rows = [dict(zip(names, key, strict=True)) | {"samples": count} for key, count in sorted(ended.items())]
+        dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+        counted = dialect.insert(Outcome).values(rows)
+        added = {"samples": Outcome.samples + counted.excluded.samples}
+        session.execute(counted.on_conflict_do_update(index_elements=list(names), set_=added))
 
 
 def _held(owner: str) -> ColumnElement[bool]:
@@ -132,8 +139,10 @@ def _held(owner: str) -> ColumnElement[bool]:
 
 
 def renew(session: Session, owner: str, *, now: float, lease_s: float) -> None:
-    """Keep everything that ``owner`` holds for longer."""
-    session.execute(update(Work).where(_held(owner)).values(lease_until=now + lease_s))
+    """Keep all that ``owner`` holds for longer, but for what it hands in at this moment, in another order: to wait
+    for that would be a deadlock."""
+    held = select(Work.id).where(_held(owner)).with_for_update(skip_locked=True)
+    session.execute(update(Work).where(Work.id.in_(held)).values(lease_until=now + lease_s))
 
 
 def release(session: Session, owner: str, *, tried: bool = False) -> None:

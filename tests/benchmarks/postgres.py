@@ -33,3 +33,11 @@ def server() -> Iterator[tuple[str, int]]:
             yield f"postgresql+psycopg://dw@localhost/postgres?host={folder}&port=5432", pid
         finally:
             run("pg_ctl", "-m", "immediate", "stop")
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process, its children and those that it has waited for."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own = sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return own + sum(cpu_s(int(child)) for child in children if Path(f"/proc/{child}").exists())

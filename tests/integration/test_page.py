@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from driftwatch.control.app import create_app
@@ -104,6 +105,30 @@ def test_figures_are_those_of_the_api(client: TestClient, store: Store, settings
         assert "costs not set" in text
     for q in ("0.5", "0.95"):
         assert f"{cell['tail'][q]['value']:.3f}" in text
+
+
+def test_more_segments_are_no_more_queries(client: TestClient, store: Store, settings: Settings) -> None:
+    """Nor are more hours: all are read at once, and once, for figures and drawings alike."""
+    seen: list[str] = []
+
+    def queries() -> int:
+        seen.clear()
+        get(client, "/ui")
+        return len(seen)
+
+    @sa.event.listens_for(store.engine, "before_cursor_execute")
+    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        seen.append(statement)
+
+    send(client, range(3))
+    judge(store, settings, 0.8)
+    queries()  # whose connection may be new
+    few = queries()
+    for number in range(1, 6):
+        send(client, range(10 * number, 10 * number + 3), f"t{number}")
+    judge(store, settings, 0.8)
+    assert queries() == few
+    assert sum("cell_hours.sums" in statement for statement in seen) == 1
 
 
 @pytest.mark.parametrize(("break_even", "said"), [(1.5, "pays"), (3.9, "does not pay"), (None, "costs not set")])

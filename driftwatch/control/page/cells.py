@@ -89,7 +89,7 @@ def lines(reports: Iterable[CellReport], settings: Settings) -> list[Line]:
     values = value.judge(reports, settings)
     found = []
     for group in by_labels(reports).values():
-        *earlier, newest = sorted(group, key=lambda report: (report.cell.deployment_id, report.cell.id))
+        *earlier, newest = sorted(group, key=lambda report: report.order)
         found.append(Line(newest, tuple(earlier), values.get(newest.cell.id)))
     return found
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from markupsafe import Markup
 from sqlalchemy import func, select
@@ -13,19 +15,22 @@ from driftwatch.control import reports, watched
 from driftwatch.control.judge import REFUSED
 from driftwatch.control.page import hours
 from driftwatch.control.page.cells import Line, baseline_of, by_segment, lines
+from driftwatch.control.page.hours import Hour
 from driftwatch.control.page.plot import Stretch, spark
 from driftwatch.control.page.words import metric
 from driftwatch.control.watched import MonitorReport
 from driftwatch.drift.interval import Estimate
+from driftwatch.drift.live import Metric
+from driftwatch.drift.sums import Sums
 from driftwatch.retrain.states import OPEN
 from driftwatch.settings import Settings
 from driftwatch.store import candidates, outbox, samples
 from driftwatch.store.deployments import CHANGED
-from driftwatch.store.schema import Candidate, Delivery, Deployment, Event, Outcome, Retrain, Sample, Segment
+from driftwatch.store.schema import Candidate, Cell, Delivery, Deployment, Event, Outcome, Retrain, Sample, Segment
 
 SHOWN = 20
 """Newest entries of each list."""
-SPARK_HOURS = 24
+SPARK_HOURS = reports.RECENT_HOURS
 
 
 @dataclass(frozen=True)
@@ -134,12 +139,15 @@ def _health(session: Session, leads: bool, now: float) -> Health:
 
 
 def _segments(session: Session, settings: Settings, still_open: Sequence[Event], now: float) -> list[SegmentRow]:
-    cells = list(reports.cells(session, now))
-    found = by_segment(lines(cells, settings))
     since = (now // hours.HOUR_S - SPARK_HOURS + 1) * hours.HOUR_S
-    newest = [line.report for group in found.values() for line in group]
-    figures = sorted({report.metric for report in newest})
-    drawn = hours.by_cell(session, newest, figures, since)
+    drawn: dict[int, list[Hour]] = defaultdict(list)
+
+    def draw(cell: Cell, hour: int, sums: Sums) -> None:
+        name = cast("Metric", cell.metric)
+        drawn[cell.id].append(Hour(hour * hours.HOUR_S, sums.requests, {name: sums.interval(name, cell.gamma)}))
+
+    cells = list(reports.cells(session, now, each_hour=draw))
+    found = by_segment(lines(cells, settings))
     tests = list(watched.monitors(session))
     rows = []
     for id in sorted({*session.scalars(select(Segment.id)), *found}):
@@ -162,7 +170,7 @@ def _incumbent(shadow: Sequence[reports.CellReport], settings: Settings) -> list
     return found
 
 
-def _spark(line: Line, found: Sequence[hours.Hour], since: float) -> Markup:
+def _spark(line: Line, found: Sequence[Hour], since: float) -> Markup:
     points = [(hour.start_s, hour.figures[line.metric]) for hour in found]
     stretch = Stretch(points, baseline_of(line.report))
     low = 1.0 if line.metric == "acceptance_length" else 0.0

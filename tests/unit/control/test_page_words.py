@@ -19,6 +19,11 @@ def test_every_event_metric_and_action_has_its_words() -> None:
     assert set(Action.__args__) == set(words.ACTIONS)  # type: ignore[attr-defined]
 
 
+def test_no_two_tests_of_a_segment_look_the_same() -> None:
+    shown = [(words.kind(EVENTS.get(kind, kind)), words.metric(kind)) for kind in KINDS]
+    assert len(set(shown)) == len(shown)
+
+
 def test_what_is_not_known_is_never_a_number() -> None:
     for nothing in (None, Estimate(None, None, None, 0, 0.0, 0.0), {"value": None}):
         assert "not enough data" in words.estimate(nothing)

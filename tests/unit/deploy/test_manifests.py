@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -65,6 +66,13 @@ def pod_of(deployment: Manifest) -> Manifest:
 
 def containers(deployment: Manifest) -> list[Manifest]:
     return [*pod_of(deployment).get("initContainers", []), *pod_of(deployment)["containers"]]
+
+
+def settings_in(manifests: tuple[Manifest, ...]) -> Manifest:
+    """The file in the ConfigMap that all processes read."""
+    (config,) = (one for one in kind(manifests, "ConfigMap") if "settings.yaml" in one["data"])
+    settings: Manifest = yaml.safe_load(config["data"]["settings.yaml"])
+    return settings
 
 
 def ours(manifests: tuple[Manifest, ...]) -> Iterator[Manifest]:
@@ -183,9 +191,8 @@ def test_the_tap_is_a_native_sidecar_in_the_way_of_the_service(name: str) -> Non
 def test_settings_are_settings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file in the ConfigMap, with each container's own environment, is accepted by driftwatch itself."""
     manifests = overlay(name)
-    (config,) = (one for one in kind(manifests, "ConfigMap") if "settings.yaml" in one["data"])
     path = tmp_path / "settings.yaml"
-    path.write_text(config["data"]["settings.yaml"])
+    path.write_text(yaml.safe_dump(settings_in(manifests)))
     for container in ours(manifests):
         with monkeypatch.context() as patch:
             for variable in container["env"]:
@@ -207,14 +214,42 @@ def test_settings_are_settings(name: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_bypass_takes_the_tap_out_of_the_way(tmp_path: Path) -> None:
     manifests = with_component(tmp_path, "bypass")
-    assert named(manifests, "Service", "vllm")["spec"]["ports"][0]["targetPort"] == "engine"
+    service = named(manifests, "Service", "vllm")["spec"]
+    assert service["ports"][0]["targetPort"] == "engine"
+    assert service["publishNotReadyAddresses"] is True, "a dead tap makes its pod not ready"
+    kubernetes_validate.validate(named(manifests, "Service", "vllm"), VERSIONS[-1], strict=True)
     assert named(manifests, "Deployment", "vllm") == named(overlay("vllm"), "Deployment", "vllm")
 
 
-def test_live_only_has_no_shadow(tmp_path: Path) -> None:
-    names = {one["metadata"]["name"] for one in with_component(tmp_path, "live-only") if one["kind"] != "PodMonitor"}
+def test_live_only_has_no_shadow_and_no_work_for_one(tmp_path: Path) -> None:
+    manifests = with_component(tmp_path, "live-only")
+    names = {one["metadata"]["name"] for one in manifests if one["kind"] != "PodMonitor"}
     assert "driftwatch-shadow" not in names
     assert "driftwatch-control" in names
+    live, base = (settings_in(one) for one in (manifests, overlay("vllm")))
+    assert [draft.get("path") for model in live["models"] for draft in model["drafts"]] == [None]
+    assert {key: value for key, value in live.items() if key != "models"} == {
+        key: value for key, value in base.items() if key != "models"
+    }
+
+
+def test_pipelines_report_to_controls_service() -> None:
+    """Where nothing is set, they would be told the address that control binds to."""
+    url = settings_in(overlay("vllm"))["retrain"]["callback_url"]
+    host, _, port = url.removeprefix("http://").partition(":")
+    assert int(port) in {one["port"] for one in named(overlay("vllm"), "Service", host)["spec"]["ports"]}
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_all_that_is_ours_is_found_by_one_label(name: str) -> None:
+    """By which it is removed; the engine and what belongs to it are not."""
+    kinds = set()
+    for one in overlay(name):
+        labelled = one["metadata"].get("labels", {}).get("app.kubernetes.io/part-of") == "driftwatch"
+        assert labelled == one["metadata"]["name"].startswith("driftwatch"), one["metadata"]["name"]
+        kinds |= {one["kind"].lower()} if labelled else set()
+    commands = re.findall(r"^kubectl .*delete (\S+) -l", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    assert kinds == {kind for command in commands for kind in command.split(",")}
 
 
 @pytest.mark.parametrize(("component", "resource"), GPU_COMPONENTS.items())
@@ -224,6 +259,25 @@ def test_other_kinds_of_gpu(tmp_path: Path, component: str, resource: str) -> No
     limits = pod_of(shadow)["containers"][0]["resources"]["limits"]
     assert [name for name in limits if name.startswith("nvidia.com/")] == [resource]
     kubernetes_validate.validate(shadow, VERSIONS[-1], strict=True)
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_shadow_gives_way_and_still_gets_a_node(name: str) -> None:
+    """Pods below -10 are expendable to the cluster autoscaler: it starts no node for them."""
+    (priority,) = kind(overlay(name), "PriorityClass")
+    assert -10 <= priority["value"] < 0
+    assert priority["preemptionPolicy"] == "Never"
+    shadow = pod_of(named(overlay(name), "Deployment", "driftwatch-shadow"))
+    assert shadow["priorityClassName"] == priority["metadata"]["name"]
+
+
+def test_vllm_gives_its_own_figures_of_each_request() -> None:
+    """Asked for at its start alone, since 0.29.0; one that does not speculate refuses the option."""
+    for name, wanted in (("vllm", True), ("vllm-decode", True), ("vllm-prefill", False)):
+        manifests = overlay("vllm" if name == "vllm" else "vllm-disaggregated")
+        (engine,) = pod_of(named(manifests, "Deployment", name))["containers"]
+        assert ("--per-request-spec-decode-metrics=summary" in engine["args"]) is wanted
+        assert any(one.startswith("--speculative-config") for one in engine["args"]) is wanted
 
 
 def test_the_engine_of_a_disaggregated_prefill_is_not_tapped() -> None:
