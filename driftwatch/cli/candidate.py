@@ -64,7 +64,6 @@ def compare(
     """
     try:
         from driftwatch.shadow.compare import compare as compare_outcomes
-        from driftwatch.shadow.device import pick_device, pick_dtype
         from driftwatch.shadow.history import replay_records
         from driftwatch.shadow.open import Opening
         from driftwatch.shadow.target import Target
@@ -73,12 +72,10 @@ def compare(
     except ModuleNotFoundError as error:
         raise needs_shadow(error) from None
     settings = load(None)
-    device = pick_device(settings.shadow.device)
-    dtype = pick_dtype(settings.shadow.dtype, device)
     tokens = settings.shadow.batch_tokens
-    target = Target(target_path, device=device, dtype=dtype, prefill_tokens=tokens) if target_path else None
+    target = Target.configured(target_path, settings.shadow) if target_path else None
     tokenizer = Retokeniser(target_path) if target_path else None
-    opening = Opening(device, dtype, rule, depths=gamma, prefill_tokens=tokens)
+    opening = Opening.configured(settings.shadow, rule, depths=gamma)
     own, other = (load_draft(spec, tokenizer, opening, target) for spec in (candidate_spec, incumbent))
     outcomes = [
         replay_records(draft, read_records(files), batch_tokens=tokens, tokenizer=tokenizer) for draft in (own, other)

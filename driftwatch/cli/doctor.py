@@ -15,7 +15,6 @@ import httpx
 from driftwatch.cli.options import needs_shadow
 from driftwatch.control.costs import is_lookup, read_profile
 from driftwatch.drift.sketch.file import read_for
-from driftwatch.economics.shape import CHAIN
 from driftwatch.errors import DriftwatchError, RecordError
 from driftwatch.records import read_records
 from driftwatch.retrain.delivery import signers
@@ -147,8 +146,10 @@ def _sketch(path: Path, spec: str) -> str:
 
 
 def _profile(model: Model) -> Iterator[Finding]:
-    """Whether the cost profile can be read, and is of this model's target and incumbent; its device is the engine's."""
-    path, incumbent = Path(model.profile or ""), model.drafts[0].path
+    """Whether the cost profile can be read, and is of this model's target and first trained draft, as far as its path
+    is known; its device is the engine's."""
+    path, trained = Path(model.profile or ""), [draft.path for draft in model.drafts if not is_lookup(draft)]
+    first, named = next(iter(trained), None), next(filter(None, trained), None)
     what = f"profile {path}"
     try:
         from driftwatch.shadow.profile.bound import misfits, shape_of
@@ -158,9 +159,9 @@ def _profile(model: Model) -> Iterator[Finding]:
     again = "measure it again with `driftwatch profile`"
     try:
         profile = read_profile(path)
-        shape = CHAIN if incumbent is None else shape_of(incumbent)
+        shape = None if first is None else shape_of(first)
         target = Path(model.target) if model.target and model.hidden_states is None else None
-        others = misfits(profile, incumbent, target)
+        others = misfits(profile, first, target)
     except DriftwatchError as error:
         yield Finding("problem", what, str(error))
         return
@@ -169,9 +170,9 @@ def _profile(model: Model) -> Iterator[Finding]:
     yield Finding("ok", what, f"costs {profile.origin}, of {made}; the engine's own must be the same")
     if others:
         yield Finding("problem", what, f"it is not of {' and '.join(others)}; {again}")
-    if profile.draft is None and any(draft.path and not is_lookup(draft) for draft in model.drafts):
-        yield Finding("problem", what, f"it has no draft; {again} --draft {incumbent}")
-    elif profile.draft is not None and profile.shape != shape:
+    if profile.draft is None and named is not None:
+        yield Finding("problem", what, f"it has no draft; {again} --draft {named}")
+    elif profile.draft is not None and shape is not None and profile.shape != shape:
         priced, made = profile.shape.described, shape.described
         yield Finding("problem", what, f"it has the costs of {priced}, the draft makes {made}; {again}")
     if profile.error is not None and profile.error.rms > POOR_FIT:

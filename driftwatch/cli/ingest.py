@@ -48,10 +48,12 @@ def ingest(files: tuple[Path, ...], settings: Settings) -> None:
 
 
 def read(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[Record]:
-    """Records out of files whose kind shows in each line; lines that give none are counted in ``skipped``.
+    """Records out of files whose kind shows in each line; lines that give none are counted in ``skipped``, and so are
+    records of requests that came to nothing.
 
     Raises RecordError for a line that is none of the known kinds and no record either, naming file and line. Where
-    requests are among all that an engine prints, other lines are counted instead.
+    requests are among all that an engine prints, other lines, JSON or not, are counted instead: only its end shows that
+    a file has none.
     """
     joiner, reader = kserve.Joiner(), printed.Reader()
     for path in paths:
@@ -62,17 +64,22 @@ def read(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[Record]:
             told = reader.tells(line.decode(errors="replace")) if value is None else logs.is_request(value)
             log |= told
             try:
-                if value is None and not told:
-                    others += 1
-                    odd = odd or _refusal(line, where=f"{path}:{number}")
-                elif odd is not None and not log:
-                    raise odd
-                elif (record := _read(line, value, joiner, reader, where=f"{path}:{number}")) is not None:
-                    yield record
+                record = _read(line, value, joiner, reader if told else None, where=f"{path}:{number}")
             except Skip as skip:
                 skipped[skip.reason] += 1
+                continue
+            except RecordError as error:
+                others += 1
+                odd = odd or error
+                continue
+            if odd is not None and not log:
+                raise odd
+            if record is not None and record.is_empty:
+                skipped["too_short"] += 1
+            elif record is not None:
+                yield record
         if odd is not None and not log:
-            raise RecordError(f"{odd}; nor does another line tell of a request, as those of a request log do")
+            raise RecordError(f"{odd}; and it is no request log, where other lines may be: no line tells of a request")
         if others:
             skipped["no_request"] += others
     if waiting := len(joiner.waiting) + reader.waiting:
@@ -95,24 +102,17 @@ def _json(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _refusal(line: bytes, *, where: str) -> RecordError:
-    try:
-        parse_record(line, where=where)
-    except RecordError as error:
-        return error
-    raise AssertionError("a record is a JSON object")
-
-
 def _read(
-    line: bytes, value: dict[str, Any] | None, joiner: kserve.Joiner, reader: printed.Reader, *, where: str
+    line: bytes, value: dict[str, Any] | None, joiner: kserve.Joiner, reader: printed.Reader | None, *, where: str
 ) -> Record | None:
-    if value is None:
+    """``reader``: where a text line tells of a request. Raises Skip, and RecordError for a line of no known kind."""
+    if value is None and reader is not None:
         return reader.take(line.decode(errors="replace"))
-    if kserve.is_event(value):
+    if value is not None and kserve.is_event(value):
         return joiner.take(value)
-    if (record := logs.record(value)) is not None:
+    if value is not None and (record := logs.record(value)) is not None:
         return record
-    return parse_record(line, where=where)
+    return parse_record(line, where=where, empty=True)
 
 
 def _bodies(records: Iterable[Record]) -> Iterator[bytes]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from driftwatch.shadow.draft import Draft, Fingerprinted
     from driftwatch.shadow.history import Outcome, Summary
     from driftwatch.shadow.rays import Open
-    from driftwatch.shadow.target import Target
     from driftwatch.shadow.tokenizer import Retokeniser
 
 
@@ -103,6 +102,7 @@ def replay(
         from driftwatch.shadow.lookahead.method import is_lookahead, parse
         from driftwatch.shadow.lookahead.share import Tried, decode_records
         from driftwatch.shadow.open import kind_of
+        from driftwatch.shadow.target import Target
     except ModuleNotFoundError as error:
         raise needs_shadow(error) from None
     shadow = load(None).shadow
@@ -119,8 +119,9 @@ def replay(
         tried = Tried.on(read_records(files), method, by)
         total: int | None = len(tried.records)
         draft, summary, gamma = method, tried, method.gamma
-        target = _target(target_path, engine, shadow)
-        outcomes = decode_records(target, tried.records, method, tokenizer=_tokenizer(target_path))
+        outcomes = decode_records(
+            Target.configured(target_path, shadow, engine), tried.records, method, tokenizer=_tokenizer(target_path)
+        )
     else:
         if agreement is None:
             at_hand = target_path is not None and engine is None
@@ -153,25 +154,14 @@ def _open(
     spec: str, path: Path | None, engine: HiddenStates | None, shadow: Shadow, rule: Rule, gamma: int, agreement: bool
 ) -> tuple[Draft, Retokeniser | None]:
     """The draft, and the target's tokenizer; with Ray on each machine anew."""
-    from driftwatch.shadow.device import pick_device, pick_dtype
     from driftwatch.shadow.open import Opening
+    from driftwatch.shadow.target import Target
     from driftwatch.shadow.worker import load_draft
 
-    device = pick_device(shadow.device)
-    dtype = pick_dtype(shadow.dtype, device)
-    target = None if path is None else _target(path, engine, shadow)
+    target = None if path is None else Target.configured(path, shadow, engine)
     tokenizer = None if path is None else _tokenizer(path)
-    opening = Opening(device, dtype, rule, depths=gamma, agreement=agreement, prefill_tokens=shadow.batch_tokens)
+    opening = Opening.configured(shadow, rule, depths=gamma, agreement=agreement)
     return load_draft(spec, tokenizer, opening, target), tokenizer
-
-
-def _target(path: Path, engine: HiddenStates | None, shadow: Shadow) -> Target:
-    from driftwatch.shadow.device import pick_device, pick_dtype
-    from driftwatch.shadow.target import Target
-
-    device = pick_device(shadow.device)
-    options: dict[str, Any] = {"device_map": shadow.device_map, "prefill_tokens": shadow.batch_tokens}
-    return Target(path, device=device, dtype=pick_dtype(shadow.dtype, device), engine=engine, **options)
 
 
 def _tokenizer(path: Path) -> Retokeniser:

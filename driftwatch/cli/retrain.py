@@ -109,22 +109,13 @@ def _configured(settings: Settings, name: str, draft: str) -> Write:
 def _features(shadow: Shadow, draft: str, target_path: Path) -> Write:
     """Loads both at once, so that a wrong one is known before anything is written."""
     try:
-        from driftwatch.shadow.device import pick_device, pick_dtype
         from driftwatch.shadow.features import Reading, write
         from driftwatch.shadow.open import Opening, open_draft
         from driftwatch.shadow.target import Target
     except ModuleNotFoundError as error:
         raise needs_shadow(error) from None
-    device = pick_device(shadow.device)
-    opening = Opening(device, pick_dtype(shadow.dtype, device), prefill_tokens=shadow.batch_tokens)
-    target = Target(
-        target_path,
-        device=device,
-        dtype=opening.dtype,
-        device_map=shadow.device_map,
-        prefill_tokens=shadow.batch_tokens,
-    )
-    reading = Reading.of(open_draft(draft, opening, target), target)
+    target = Target.configured(target_path, shadow)
+    reading = Reading.of(open_draft(draft, Opening.configured(shadow), target), target)
     return lambda rows, folder: write(rows, folder, reading, max_length=MAX_LENGTH)
 
 

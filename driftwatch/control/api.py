@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from driftwatch.control import mix, reports, slo, untrained, value, watched
 from driftwatch.control.changes import KIND
+from driftwatch.control.looks import Looks
 from driftwatch.control.problems import Problem
 from driftwatch.control.reports import CellReport, event_dict, rfc3339
 from driftwatch.control.value import CellValue
@@ -23,9 +24,8 @@ from driftwatch.store.schema import Delivery, Deployment, Event, Segment
 Limit = Annotated[int, Query(ge=1, le=1000, description="Newest entries at most.")]
 
 
-def router(store: Store, settings: Settings) -> APIRouter:
+def router(store: Store, settings: Settings, looks: Looks) -> APIRouter:
     routes = APIRouter(prefix="/v1")
-    looks = untrained.Looks(settings)
 
     @routes.get("/segments")
     def get_segments() -> dict[str, Any]:

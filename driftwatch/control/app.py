@@ -28,6 +28,7 @@ from driftwatch.control import (
     sketches,
 )
 from driftwatch.control.leader import Leader
+from driftwatch.control.looks import Looks
 from driftwatch.control.page import routes as page
 from driftwatch.control.problems import Problem
 from driftwatch.control.schedule import scheduler
@@ -37,10 +38,10 @@ from driftwatch.settings import Settings, host_port, secret
 from driftwatch.store.connection import Store
 
 
-def create_app(store: Store, settings: Settings, leader: Leader | None = None) -> FastAPI:
+def create_app(store: Store, settings: Settings, leader: Leader | None = None, looks: Looks | None = None) -> FastAPI:
     """The whole of control: routes, and while the application runs the schedules, if it leads."""
 
-    leader = leader or Leader(store)
+    leader, looks = leader or Leader(store), looks or Looks(settings)
     prompts = canary.read(settings.canary.prompts)
     costs.check(settings)
 
@@ -66,12 +67,12 @@ def create_app(store: Store, settings: Settings, leader: Leader | None = None) -
         redoc_url=None,
     )
     problems.install(app)
-    app.include_router(health.router(store, metrics.registry(store, settings, leader)))
+    app.include_router(health.router(store, metrics.registry(store, settings, leader, looks)))
     token = secret(settings.control.token, settings.control.token_file, "control.token_file")
     bearer = _bearer(token)
     guard = [Depends(bearer)]
     app.include_router(intake.router(store, settings), dependencies=guard)
-    app.include_router(api.router(store, settings), dependencies=guard)
+    app.include_router(api.router(store, settings, looks), dependencies=guard)
     app.include_router(retrains.router(store, settings, bearer))
     app.include_router(candidates.router(store), dependencies=guard)
     app.include_router(sampling.router(store, settings), dependencies=guard)
@@ -85,11 +86,11 @@ def create_app(store: Store, settings: Settings, leader: Leader | None = None) -
     return app
 
 
-def metrics_app(store: Store, settings: Settings, leader: Leader) -> FastAPI:
+def metrics_app(store: Store, settings: Settings, leader: Leader, looks: Looks) -> FastAPI:
     """Health and metrics alone, for a listener that others may reach."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     problems.install(app)
-    app.include_router(health.router(store, metrics.registry(store, settings, leader)))
+    app.include_router(health.router(store, metrics.registry(store, settings, leader, looks)))
     return app
 
 
@@ -110,10 +111,10 @@ def _bearer(token: str | None) -> Any:
 
 def run(store: Store, settings: Settings) -> None:
     """Serve until a signal ends it. Raises DriftwatchError if a port cannot be bound."""
-    leader = Leader(store)
-    apps = [(create_app(store, settings, leader), settings.control.listen)]
+    leader, looks = Leader(store), Looks(settings)
+    apps = [(create_app(store, settings, leader, looks), settings.control.listen)]
     if settings.control.metrics_listen is not None:
-        apps.append((metrics_app(store, settings, leader), settings.control.metrics_listen))
+        apps.append((metrics_app(store, settings, leader, looks), settings.control.metrics_listen))
     listeners = [(app, bind(listen, "control")) for app, listen in apps]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it is done: that is all we need

@@ -61,6 +61,8 @@ class CellUpdate:
     """Requests that said less than what a live cell watches."""
     carried: Counters = field(default_factory=Counters.zero)
     """See ``counters``."""
+    relearnt: bool = False
+    """Whether a normal was known before the one that is known or learnt now."""
 
     @classmethod
     def load(
@@ -94,7 +96,8 @@ class CellUpdate:
             sums = sums.widened(max(cell.gamma, model.gamma))
         tail = tails.read(cell.sums, cell.gamma)
         less, carried = cell.sums.get("less", 0), Counters.read(cell.sums)
-        update = cls(session, settings, deployment, model, cell, state, sums, tail, now, less, carried)
+        relearnt = cell.sums.get("relearnt", False)
+        update = cls(session, settings, deployment, model, cell, state, sums, tail, now, less, carried, relearnt)
         if state.rules != rules:
             update.follow(rules)
         if cell.gamma != gamma and sums.requests:
@@ -142,14 +145,13 @@ class CellUpdate:
         return self.cell.gamma
 
     def fit(self, weights: Weights) -> None:
-        """Take the one proposal length that weights hold for, a tree's steps, as the cell's, whatever is configured."""
+        """Take the one proposal length that weights hold for, a tree's steps, as the cell's, whatever is configured.
+
+        Its first request says it: another tree has another fingerprint, and with that a cell of its own.
+        """
         gamma = weights.values.shape[1]
         if weights.walked and gamma != self.cell.gamma:
-            wider = self.sums.widened(gamma)
-            if wider.requests:
-                self.carried += Counters.of(wider, self.cell.gamma) - Counters.of(wider, gamma)
-                self._start_anew(f"the tree has {gamma} steps now: what is normal depends on them")
-            self.cell.gamma, self.sums, self.tail = gamma, wider, tails.empty(gamma)
+            self.cell.gamma, self.sums, self.tail = gamma, self.sums.widened(gamma), tails.empty(gamma)
 
     def settle(self, said: Sequence[Metric]) -> None:
         """Watch a coarser metric from here on, and learn it anew, if too many of a live cell's requests say less."""
@@ -161,6 +163,7 @@ class CellUpdate:
 
     def _start_anew(self, reason: str) -> None:
         """Learn what is normal once more; what was open until now can no longer be judged."""
+        self.relearnt = self.relearnt or self.state.baseline.frozen is not None
         self.state = CellState.start(rules_of(self.settings, self.model, self.metric))
         self._close_open_events(reason)
 
@@ -186,12 +189,13 @@ class CellUpdate:
             hours.setdefault(hour, Hour(Sums.zero(self.sums.gammas), tails.empty(gamma), Conditions())).add(one, gamma)
             for change in self.state.observe(one.served_at, one.index, one.session, one.accepted, one.trials):
                 self._tell(change)
+        self.cell.updated_at = self.now
         self._store()
         for hour, added in hours.items():
             self._add_hour(hour, added)
 
     def close_sessions(self) -> None:
-        """Judge the sessions that fell silent."""
+        """Judge the sessions that fell silent; nothing was heard, so ``updated_at`` stays."""
         latest = max((unit.index for unit in self.state.units.open.values()), default=0)
         for change in self.state.expire(self.now, latest):
             self._tell(change)
@@ -199,9 +203,11 @@ class CellUpdate:
 
     def _store(self) -> None:
         sums = self.sums.to_json() | {tails.KEY: self.tail.to_json()} | ({"less": self.less} if self.less else {})
+        if self.relearnt:
+            sums["relearnt"] = True
         if self.carried.counts.any():
             sums[counters.KEY] = self.carried.to_json()
-        self.cell.state, self.cell.sums, self.cell.updated_at = self.state.to_json(), sums, self.now
+        self.cell.state, self.cell.sums = self.state.to_json(), sums
         self.session.flush()
 
     def _add_hour(self, hour: int, added: Hour) -> None:
@@ -225,7 +231,8 @@ class CellUpdate:
         else:
             log.info("baseline of %s (%s) frozen: %s", self.cell.segment, self.cell.channel, change.estimate)
             self.session.flush()  # a new cell has its id from here on
-            regressions.look(self.session, self.settings, self.deployment, self.cell, self.state.baseline, self.now)
+            baseline, again = self.state.baseline, self.relearnt
+            regressions.look(self.session, self.settings, self.deployment, self.cell, baseline, self.now, again=again)
 
     def _open(self, change: DriftOpened) -> None:
         self.session.flush()

@@ -28,8 +28,9 @@ class Costs:
     profile: CostProfile | None
     entered: float | None
     """gamma c + v at the model's gamma, whatever the load."""
-    shape: Shape = CHAIN
-    """How the draft makes its proposals, as far as its name says: of a block draft only its checkpoint would."""
+    shape: Shape | None = None
+    """How the draft makes its proposals, as far as its name says (of a block draft only its checkpoint would); None
+    where it has no path, and for prompt lookup, which is priced without the profile's draft."""
 
     def at(self, batch: float, proposals: float, context: float | None = None) -> Cost:
         """Costs of a window with so many proposals on the mean."""
@@ -56,8 +57,9 @@ class Costs:
         dtype = str(facts.get("dtype", ""))
         if bound.dtype and dtype and dtype.removeprefix("torch.") != bound.dtype:
             found.append(f"the target runs in {dtype}, the profile is of {bound.dtype}")
-        if self.profile.shape != self.shape and "tree" in (self.shape.kind, self.profile.shape.kind):
-            found.append(f"the draft makes {self.shape.described}, and is priced as {self.profile.shape.described}")
+        made, priced = self.shape, self.profile.shape
+        if made is not None and made != priced and "tree" in (made.kind, priced.kind):
+            found.append(f"the draft makes {made.described}, and is priced as {priced.described}")
         return tuple(found)
 
     def origin(self) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def of(model: Model, draft: str) -> Costs | None:
         return Costs(profile.with_draft(0.0), None)
     if found is None or profile.draft is None:
         return None
-    return Costs(profile, None, Shape.of_draft(found.path or "") or CHAIN)
+    return Costs(profile, None, None if found.path is None else Shape.of_draft(found.path) or CHAIN)
 
 
 def is_lookup(draft: Draft) -> bool:

@@ -1,11 +1,12 @@
-"""The gauges of what is judged: figures with their limits, evidence, open events.
+"""The gauges of what is judged: figures with their limits, evidence, open events; what users wait for, prompt lookup.
 
-Of the deployment in use of each cell. What is not known, or rests on too few requests, is absent and never zero.
+Those of cells are of the deployment in use. What is not known, or rests on too few requests, is absent and never zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import get_args
 
 from prometheus_client.core import Metric
 
@@ -21,6 +22,8 @@ from driftwatch.control.families import (
     with_limits,
 )
 from driftwatch.control.reports import QUANTILES, CellReport
+from driftwatch.control.slo import State, Verdict, window_name
+from driftwatch.control.untrained import Untrained
 from driftwatch.control.value import CellValue
 from driftwatch.control.watched import MonitorReport, off_share
 from driftwatch.drift.sums import Figure
@@ -55,6 +58,34 @@ def live(cells: Sequence[CellReport], monitors: Sequence[MonitorReport], values:
     yield from _figures(newest, LIVE_GAUGES, "driftwatch_live_", LIVE_CELL)
     yield from _tests(newest, mine, "driftwatch_live_", LIVE_CELL)
     yield from _value(newest, values, "driftwatch_live_", LIVE_CELL)
+
+
+def untrained(found: Iterable[Untrained]) -> Iterator[Metric]:
+    """The differences, by the prompt-lookup draft that stands beside the incumbent."""
+    text = "Decode time with prompt lookup less that with the trained draft, as a share of the plain time."
+    families = with_limits("driftwatch_untrained_time_difference_ratio", text, LIVE_CELL)
+    for one in found:
+        more = one.difference
+        add_limits(families, (one.model, one.draft, one.segment), more.value, more.lower, more.upper)
+    yield from families
+
+
+def slo(found: Sequence[Verdict]) -> Iterator[Metric]:
+    """For alerts on the limits that are set, where the rules' own have other limits."""
+    limit = gauge("driftwatch_slo_limit_seconds", "Limit that a share of requests may exceed.", ("figure",))
+    budget = gauge("driftwatch_slo_budget_ratio", "That share.", ("figure",))
+    text = "Share of requests over the limit, in budgets."
+    burn = gauge("driftwatch_slo_burn_rate", text, ("segment", "figure", "window"))
+    state = gauge("driftwatch_slo_state", "1 for the state that the limit is in.", ("segment", "figure", "state"))
+    for figure, one in {one.figure: one for one in found}.items():
+        limit.add_metric((figure,), one.limit_s)
+        budget.add_metric((figure,), one.share)
+    for one in found:
+        for seconds, rate in one.burn_rates.items():
+            burn.add_metric((one.segment, one.figure, window_name(seconds)), rate)
+        for name in get_args(State):
+            state.add_metric((one.segment, one.figure, name.replace(" ", "_")), float(one.state == name))
+    yield from (limit, budget, burn, state)
 
 
 def _newest(cells: Sequence[CellReport]) -> list[CellReport]:

@@ -62,12 +62,13 @@ def _reason(session: Session, settings: Settings, event: Event, now: float) -> s
 
 
 def _begin_anew(session: Session, settings: Settings, event: Event, now: float) -> None:
-    """The latched tests of the event's draft and segment that hold no event open."""
+    """The latched tests of the event's draft and segment that hold no event open, and whose finding none tells."""
     mine = {name: getattr(event, name) for name in ("deployment_id", "draft", "segment")}
     open_now = events.open_events(session, *(getattr(Event, name) == value for name, value in mine.items()))
     held = {one.cell_id for one in open_now if one.kind == "drift"}
+    told = {kind for one in open_now for kind in one.details.get("also", {})}
     for cell in session.scalars(select(Cell).filter_by(**mine).with_for_update()):
-        if cell.id not in held and CellState.from_json(cell.state).state == "drifting":
+        if "drift" not in told and cell.id not in held and CellState.from_json(cell.state).state == "drifting":
             begin_anew(cell)
     for row in session.scalars(select(Monitor).filter_by(**mine).with_for_update()).all():
-        MonitorUpdate.of(session, settings, row, now).forget_untold()
+        MonitorUpdate.of(session, settings, row, now).forget_untold(told)

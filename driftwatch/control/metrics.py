@@ -11,11 +11,12 @@ from prometheus_client.registry import Collector
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
-from driftwatch.control import judgement, reports, slo, untrained, value, watched
+from driftwatch.control import judgement, reports, slo, value, watched
 from driftwatch.control.counters import NAMES, Counters
 from driftwatch.control.families import CELL, LIVE_CELL, by_labels, counter, gauge
 from driftwatch.control.judge import REFUSED
 from driftwatch.control.leader import Leader
+from driftwatch.control.looks import Looks
 from driftwatch.control.reports import CellReport
 from driftwatch.drift.sums import Figure
 from driftwatch.settings import Settings
@@ -48,14 +49,16 @@ LIVE_COUNTERS = {
 }
 
 
-def registry(store: Store, settings: Settings, leader: Leader | None = None) -> CollectorRegistry:
+def registry(
+    store: Store, settings: Settings, leader: Leader | None = None, looks: Looks | None = None
+) -> CollectorRegistry:
     """A registry of its own; nothing global is touched."""
     leader = leader or Leader(store)
     own = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=own)
     leads = Gauge("driftwatch_leader", "1 on the control that judges, decides and delivers, 0 on others.", registry=own)
     leads.set_function(lambda: float(leader.leads))
-    own.register(StoreCollector(store, settings, leader))
+    own.register(StoreCollector(store, settings, leader, looks or Looks(settings)))
     return own
 
 
@@ -65,11 +68,11 @@ class StoreCollector(Collector):
     Only the leader tells them: they are the same everywhere, and would be summed over all controls.
     """
 
-    def __init__(self, store: Store, settings: Settings, leader: Leader) -> None:
+    def __init__(self, store: Store, settings: Settings, leader: Leader, looks: Looks) -> None:
         self._store = store
         self._settings = settings
         self._leader = leader
-        self._looks = untrained.Looks(settings)
+        self._looks = looks
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -90,8 +93,8 @@ class StoreCollector(Collector):
             yield from judgement.shadow(shadow, monitors, values)
             yield from judgement.live(live, monitors, values)
             looked = self._looks.over(session, cells, now).values()
-            yield from untrained.exported(one for found in looked for one in found)
-            yield from slo.exported(slo.verdicts(session, self._settings.slo, now))
+            yield from judgement.untrained(one for found in looked for one in found)
+            yield from judgement.slo(slo.verdicts(session, self._settings.slo, now))
             yield from _loop(session, now)
             yield _deployments([report for report in cells if report.deployment.last_seen >= kept_since])
 

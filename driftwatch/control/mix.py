@@ -12,12 +12,12 @@ from typing import Any
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
+from driftwatch.control import reports
 from driftwatch.drift.decompose import Row, bootstrap
 from driftwatch.drift.sums import Sums
 from driftwatch.store import deployments
 from driftwatch.store.schema import Cell, CellHour, Deployment
 
-RECENT_HOURS = 24
 SEED = 1955
 DRAWS = 400
 
@@ -32,7 +32,7 @@ def split_of(session: Session, deployment_id: int, draft: str, now: float) -> di
     if not ends:
         return None
     border = min(ends)  # one period for all: what a cell learnt later on has no shares to compare
-    since = max(border + 1, int(now // 3600) - RECENT_HOURS + 1)
+    since = max(border + 1, reports.since(now))
     before: list[Row] = []
     after: list[Row] = []
     for (segment, part), cell in newest.items():

@@ -12,7 +12,7 @@ request has no bound, on which the promise rests. So roll-ups are told (``watche
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -121,11 +121,10 @@ class MonitorUpdate:
         self._store()
 
     def close_sessions(self) -> None:
-        """Judge the sessions that fell silent."""
+        """Judge the sessions that fell silent; nothing was heard, so ``updated_at`` stays."""
         latest = max((unit.index for unit in self.watch.units.open.values()), default=0)
         for change in self.watch.expire(self.now, latest):
             self._tell(change)
-        self.row.updated_at = self.now
         self._store()
 
     def _store(self) -> None:
@@ -157,9 +156,9 @@ class MonitorUpdate:
         """End what is open, and gather evidence anew."""
         self._judge_anew(self.watch.terms, reason)
 
-    def forget_untold(self) -> None:
-        """Gather evidence anew where no event tells of what was found."""
-        if self.watch.state == "drifting" and self._open_event() is None:
+    def forget_untold(self, told: Container[str]) -> None:
+        """Gather evidence anew where no event tells of what was found; ``told`` are kinds that others tell."""
+        if self.watch.state == "drifting" and self._event_kind not in told and self._open_event() is None:
             self._judge_anew(self.watch.terms, "")
 
     def _judge_anew(self, terms: Terms, reason: str) -> None:

@@ -64,8 +64,7 @@ class CellReport:
         return cast("Metric", self.cell.metric)
 
     def gives(self, name: Figure) -> bool:
-        """Whether the counts behind a figure are known: an engine may say less than a replay."""
-        return name == "steps_per_token" or METRICS.index(name) >= METRICS.index(self.metric)
+        return gives(self.cell, name)
 
     def estimate(self, name: Figure) -> Estimate:
         """A figure over the last 24 hours at the cell's gamma; empty where it is not known."""
@@ -106,6 +105,16 @@ class CellReport:
         }
 
 
+def since(now: float) -> int:
+    """The first of the last 24 hours, the present one included, in whole hours since the epoch."""
+    return int(now // 3600) - RECENT_HOURS + 1
+
+
+def gives(cell: Cell, name: Figure) -> bool:
+    """Whether the counts behind a figure are known: an engine may say less than a replay."""
+    return name == "steps_per_token" or METRICS.index(name) >= METRICS.index(cast("Metric", cell.metric))
+
+
 def cells(
     session: Session,
     now: float,
@@ -131,9 +140,10 @@ def cells(
     began = deployments.since(session)  # after the cells: all of their deployments are there by then
     days = {row.Cell.id: _Day(row.Cell) for row in rows}
     ids = query.with_only_columns(Cell.id)
-    since = int(now // 3600) - RECENT_HOURS + 1
     hours = select(CellHour.cell_id, CellHour.hour, CellHour.sums)
-    hours = hours.where(CellHour.hour >= since, CellHour.cell_id.in_(ids)).order_by(CellHour.cell_id, CellHour.hour)
+    hours = hours.where(CellHour.hour >= since(now), CellHour.cell_id.in_(ids)).order_by(
+        CellHour.cell_id, CellHour.hour
+    )
     for hour in session.execute(hours, execution_options={"yield_per": 500}):
         if (day := days.get(hour.cell_id)) is not None:  # else a cell that began since
             each_hour(day.cell, hour.hour, day.add(hour.sums))

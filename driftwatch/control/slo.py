@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from prometheus_client.core import Metric
 from sqlalchemy.orm import Session
 
 from driftwatch.control import events
-from driftwatch.control.families import gauge
 from driftwatch.records import segment_labels
 from driftwatch.settings import Settings, Slo
 from driftwatch.store import latencies
@@ -51,7 +49,6 @@ BURNS = (
     Burn("page", 6.0, 6 * 3600, 1800),
     Burn("ticket", 1.0, 3 * 24 * 3600, 6 * 3600),
 )
-NAMES = {300: "5m", 1800: "30m", 3600: "1h", 6 * 3600: "6h", 3 * 24 * 3600: "3d"}
 WINDOWS = sorted({seconds for burn in BURNS for seconds in (burn.long_s, burn.short_s)})
 
 KINDS: Mapping[Figure, str] = {"ttft": "ttft_slo", "tpot": "tpot_slo"}
@@ -113,6 +110,12 @@ class Verdict:
         }
 
 
+def window_name(seconds: int) -> str:
+    """Whole minutes as Prometheus writes a duration, in its largest unit: ``5m``, ``6h``, ``3d``."""
+    units = (("d", 24 * 3600), ("h", 3600), ("m", 60))
+    return next(f"{seconds // size}{unit}" for unit, size in units if seconds % size == 0)
+
+
 def limits(slo: Slo) -> dict[Figure, float]:
     """Those that are set."""
     found: dict[Figure, float | None] = {"ttft": slo.ttft_s, "tpot": slo.tpot_s}
@@ -128,24 +131,6 @@ def verdicts(session: Session, slo: Slo, now: float, segment: str | None = None)
             mine = {seconds: by_segment.get(name, Over()) for seconds, by_segment in windows.items()}
             found.append(Verdict(figure, name, limit_s, slo.share, mine))
     return found
-
-
-def exported(found: Sequence[Verdict]) -> Iterator[Metric]:
-    """What is judged, as metrics: for alerts on the limits that are set, where the rules' own have other limits."""
-    limit = gauge("driftwatch_slo_limit_seconds", "Limit that a share of requests may exceed.", ("figure",))
-    budget = gauge("driftwatch_slo_budget_ratio", "That share.", ("figure",))
-    text = "Share of requests over the limit, in budgets."
-    burn = gauge("driftwatch_slo_burn_rate", text, ("segment", "figure", "window"))
-    state = gauge("driftwatch_slo_state", "1 for the state that the limit is in.", ("segment", "figure", "state"))
-    for figure, one in {one.figure: one for one in found}.items():
-        limit.add_metric((figure,), one.limit_s)
-        budget.add_metric((figure,), one.share)
-    for one in found:
-        for seconds, rate in one.burn_rates.items():
-            burn.add_metric((one.segment, one.figure, NAMES[seconds]), rate)
-        for name in ("page", "ticket", "ok", "not enough data"):
-            state.add_metric((one.segment, one.figure, name.replace(" ", "_")), float(one.state == name))
-    yield from (limit, budget, burn, state)
 
 
 def judge(store: Store, settings: Settings, now: float) -> None:

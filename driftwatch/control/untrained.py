@@ -5,17 +5,15 @@ Both are replayed on the same samples, so the difference is taken within each re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from prometheus_client.core import Metric
 from sqlalchemy.orm import Session
 
 from driftwatch.acceptance import Tally, tally
 from driftwatch.control import costs
 from driftwatch.control.costs import Costs
-from driftwatch.control.families import LIVE_CELL, add_limits, with_limits
 from driftwatch.control.reports import CellReport
 from driftwatch.control.value import Load
 from driftwatch.drift.interval import EMPTY, Estimate, ratio
@@ -27,10 +25,6 @@ from driftwatch.store.schema import Replay, Sample
 
 NEWEST = 200
 """Requests that are compared, the newest: they are walked anew at each look."""
-
-REFRESH_S = 300.0
-AT_ONCE = 2
-"""Segments that are walked at one look over all of them, half a second each: a scrape waits for it."""
 
 AS_WELL = "you would do as well without a trained draft here"
 FASTER = "the trained draft is faster here"
@@ -82,37 +76,6 @@ def beside(session: Session, settings: Settings, segment: str, cells: Sequence[C
         found = _difference(pairs, cost, trained, model.gamma, load.batch)
         where = newest.deployment.id, newest.deployment.model, segment
         yield Untrained(*where, incumbent, draft.name, model.gamma, load.batch, found)
-
-
-class Looks:
-    """The same of all segments, each made anew after ``REFRESH_S``, ``AT_ONCE`` at a look."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._found: dict[str, tuple[float, list[Untrained]]] = {}
-
-    def over(self, session: Session, cells: Iterable[CellReport], now: float) -> dict[str, list[Untrained]]:
-        """By segment; one that was not looked at yet is left out."""
-        segments: dict[str, list[CellReport]] = {}
-        for report in cells:
-            segments.setdefault(report.cell.segment, []).append(report)
-        known = {segment: found for segment, found in self._found.items() if segment in segments}
-        made = {segment: known[segment][0] if segment in known else 0.0 for segment in segments}
-        due = sorted((segment for segment in segments if made[segment] <= now - REFRESH_S), key=lambda one: made[one])
-        for segment in due[:AT_ONCE]:
-            known[segment] = now, list(beside(session, self._settings, segment, segments[segment]))
-        self._found = known
-        return {segment: found for segment, (_, found) in known.items()}
-
-
-def exported(found: Iterable[Untrained]) -> Iterator[Metric]:
-    """The differences, by the prompt-lookup draft that stands beside the incumbent."""
-    text = "Decode time with prompt lookup less that with the trained draft, as a share of the plain time."
-    families = with_limits("driftwatch_untrained_time_difference_ratio", text, LIVE_CELL)
-    for one in found:
-        more = one.difference
-        add_limits(families, (one.model, one.draft, one.segment), more.value, more.lower, more.upper)
-    yield from families
 
 
 def _pairs(

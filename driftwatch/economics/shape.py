@@ -31,17 +31,19 @@ class Shape:
             return cls()
         if text == "block":
             return cls("block")
-        given = dict(part.partition("=")[::2] for part in text.replace(" ", "").split(","))
-        if sorted(given) != sorted(NUMBERS) or not all(one.isdecimal() and len(one) < 6 for one in given.values()):
+        pairs = [[piece.strip() for piece in part.partition("=")[::2]] for part in text.split(",")]
+        whole = all(value.isascii() and value.isdigit() and len(value) < 6 for _, value in pairs)
+        if not whole or sorted(name for name, _ in pairs) != sorted(NUMBERS):
             raise ValueError(f"shape {text!r}: write chain, block, or steps=5,topk=4,tokens=8")
-        return cls("tree", *(int(given[name]) for name in NUMBERS))
+        given = {name: int(value) for name, value in pairs}
+        return cls("tree", *(given[name] for name in NUMBERS))
 
     @classmethod
     def of_draft(cls, spec: str) -> Shape | None:
         """The tree that a draft's name asks for, ``folder:steps=5,topk=4,tokens=8``; None where it asks for none."""
-        folder, colon, body = spec.rpartition(":")
+        body = split_draft(spec)[1]
         try:
-            return cls.of(body) if folder and colon and "=" in body else None
+            return cls.of(body) if body else None
         except ValueError:
             return None
 
@@ -60,6 +62,14 @@ class Shape:
     def verified(self, gamma: float) -> float:
         """Tokens that its verification feeds beside the last one that was accepted."""
         return float(self.tokens - 1) if self.kind == "tree" else gamma
+
+
+def split_draft(spec: str) -> tuple[str, str]:
+    """A draft's folder and the text of the tree that its name asks for, ``folder:steps=5,topk=4,tokens=8``; the name
+    and nothing where it asks for none. A folder may really be called so, and ``ngram:min=1,max=3`` looks alike: whoever
+    can tell looks first."""
+    folder, _, body = spec.rpartition(":")
+    return (folder, body) if folder and "=" in body and "/" not in body else (spec, "")
 
 
 CHAIN = Shape()

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from driftwatch.acceptance import DEFAULT_GAMMA, Rule
 from driftwatch.economics.profile import Bound, CostProfile
+from driftwatch.economics.shape import CHAIN
 from driftwatch.economics.step import Timing
 from driftwatch.errors import DriftwatchError, ProfileError
 from driftwatch.evaluate.baseline import Conditions
@@ -18,7 +19,6 @@ from driftwatch.evaluate.report import Report, report
 from driftwatch.evaluate.request import Clock, sums_of
 from driftwatch.evaluate.sample import LOOKAHEAD, NGRAM, Progress, Sample
 from driftwatch.settings import HiddenStates, Shadow
-from driftwatch.shadow.device import pick_device, pick_dtype
 from driftwatch.shadow.lookahead.method import is_lookahead
 from driftwatch.shadow.open import Opening, is_named
 from driftwatch.shadow.profile.bound import misfits, shape_of
@@ -44,22 +44,14 @@ class Subject:
 
 def run(subject: Subject, at: Conditions, limits: Limits, shadow: Shadow, progress: Progress) -> Report:
     """Raises DriftwatchError with one line for what cannot be used: files, models, a profile of others, engines."""
-    device = pick_device(shadow.device)
-    depths = max(DEFAULT_GAMMA, at.gamma)
-    dtype = pick_dtype(shadow.dtype, device)
-    how = Opening(device, dtype, subject.rule, depths=depths, prefill_tokens=shadow.batch_tokens)
     if subject.profile is not None:
         _refuse_others(subject, subject.profile)
+    shape = CHAIN if subject.draft is None else shape_of(subject.draft)
+    depths = max(DEFAULT_GAMMA, at.gamma, shape.steps)  # a tree's figures hold at its steps alone
+    how = Opening.configured(shadow, subject.rule, depths=depths)
     target = tokenizer = None
     if subject.target is not None:
-        target = Target(
-            subject.target,
-            device=device,
-            dtype=dtype,
-            device_map=shadow.device_map,
-            prefill_tokens=shadow.batch_tokens,
-            engine=subject.hidden_states,
-        )
+        target = Target.configured(subject.target, shadow, subject.hidden_states)
         tokenizer = Retokeniser(subject.target)
     sample = Sample(subject.files, subject.by, tokenizer)
     notes = _send(sample, subject.engines, limits, progress) if subject.engines else []
@@ -72,7 +64,6 @@ def run(subject: Subject, at: Conditions, limits: Limits, shadow: Shadow, progre
     elif spec is not None and is_named(spec):
         ngram = spec
     elif spec is not None:
-        shape = shape_of(spec)
         priced = costs if costs is None or costs.shape == shape else None
         if costs is not None and priced is None:
             notes.append(

@@ -17,12 +17,11 @@ from typing import Any, Literal
 import numpy as np
 from sqlalchemy.orm import Session
 
-from driftwatch.acceptance import tally
 from driftwatch.drift import gate
 from driftwatch.drift.gate import Outcome, Verdict
 from driftwatch.errors import DriftwatchError
 from driftwatch.retrain.announce import CANDIDATE_VERDICT, announce
-from driftwatch.retrain.pairs import CellKey, arrays, names, pair
+from driftwatch.retrain.pairs import CellKey, arrays, counts, names, pair
 from driftwatch.retrain.progress import advance
 from driftwatch.settings import Model, Settings
 from driftwatch.store import candidates, replays, retrains
@@ -81,7 +80,7 @@ def submit(
     trained = candidates.unpack_samples(retrain.trained_on)
     most = settings.retrain.gate.history
     found = candidates.judged_by_incumbent(
-        session, candidate, deployment_id=event.deployment_id, after=0, limit=most + len(trained)
+        session, candidate, model.gamma, deployment_id=event.deployment_id, after=0, limit=most + len(trained)
     )
     history = [sample for sample in found if sample not in trained][:most]
     candidate.history_until = candidate.queued_until = max((*found, *trained), default=0)
@@ -123,13 +122,13 @@ def _take(store: Store, settings: Settings, id: str, now: float) -> int:
     """Turn a batch of replays into pairs; their number."""
     with store.write() as session:
         candidate = candidates.locked(session, id)
-        gamma = (settings.model_for(candidate.model) or Model()).gamma
-        rows = candidates.unpaired(session, candidate, BATCH)
+        gamma = _gamma(settings, candidate)
+        rows = candidates.unpaired(session, candidate, gamma, BATCH)
         before = candidates.count_pairs(session, candidate)
         try:
             found = [pair(candidate, *row, gamma=gamma) | {"taken": before + i} for i, row in enumerate(rows, 1)]
         except ValueError:
-            candidates.refuse(session, id, f"its replays, or the incumbent's, do not reach gamma {gamma}")
+            candidates.refuse(session, id, f"its replays do not reach gamma {gamma}, which was set meanwhile")
             return 0
         insert_new(session, Pair, found, "sample_id")
         seen = {own.fingerprint for _, own, _ in rows} | {candidate.fingerprint} - {None}
@@ -168,9 +167,9 @@ def _on_history(session: Session, settings: Settings, candidate: Candidate, now:
 
 
 def _on_live(session: Session, settings: Settings, candidate: Candidate, now: float, *, fresh: bool) -> bool:
-    most = settings.retrain.gate.live
+    most, after, gamma = settings.retrain.gate.live, candidate.queued_until, _gamma(settings, candidate)
     more = candidates.judged_by_incumbent(
-        session, candidate, deployment_id=None, after=candidate.queued_until, limit=most - candidate.queued_live
+        session, candidate, gamma, deployment_id=None, after=after, limit=most - candidate.queued_live
     )
     candidates.queue(session, candidate, more, now)
     candidate.queued_until = max((candidate.queued_until, *more))
@@ -192,14 +191,15 @@ def _on_live(session: Session, settings: Settings, candidate: Candidate, now: fl
 
 def _p99(session: Session, settings: Settings, candidate: Candidate) -> float | None:
     """The incumbent's p99 of steps per token where the history has none: of its own newest replays."""
-    gamma = (settings.model_for(candidate.model) or Model()).gamma
-    own = (Deployment.model == candidate.model, Replay.draft == candidate.incumbent)
-    newest = replays.newest(session, *own, limit=P99_REPLAYS)
-    tallies = [
-        tally(one.weights, gamma) for one in newest if one.weights.depth_free or one.weights.values.shape[1] >= gamma
-    ]
-    steps = np.array([float(one.steps[gamma - 1]) for one in tallies])
-    return gate.p99(steps, np.array([float(one.tokens) for one in tallies]))
+    gamma = _gamma(settings, candidate)
+    own = candidates.by_incumbent(Replay, candidate, gamma)
+    newest = replays.newest(session, Deployment.model == candidate.model, *own, limit=P99_REPLAYS)
+    steps = np.array([counts(one.weights, gamma)["steps"] for one in newest])
+    return gate.p99(steps, np.array([float(one.weights.tokens) for one in newest]))
+
+
+def _gamma(settings: Settings, candidate: Candidate) -> int:
+    return (settings.model_for(candidate.model) or Model()).gamma
 
 
 def _rules(settings: Settings) -> gate.Rules:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from driftwatch.economics.shape import Shape, split_draft
+
 SMALL = {
     "config_sha256": "config.json",
     "tokenizer_sha256": "tokenizer.json",
@@ -56,9 +58,11 @@ def draft(path: str | None, facts: Mapping[str, Any], sha256: str | None) -> dic
 
 
 def _split(path: str | None) -> tuple[str | None, str | None]:
-    """Folder and tree."""
-    folder, _, tree = (path or "").rpartition(":")
-    return (folder, tree) if "=" in tree and "/" not in tree and Path(folder).is_dir() else (path, None)
+    """Folder and tree, here or on another machine."""
+    tree = Shape.of_draft(path or "")
+    if path is None or tree is None or Path(path).exists():
+        return path, None
+    return split_draft(path)[0], str(tree)
 
 
 def strategy(config: Mapping[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ CellKey = tuple[str, str]
 def pair(candidate: Candidate, sample: Sample, own: Replay, incumbent: Replay, *, gamma: int) -> dict[str, Any]:
     """Columns of a pair; its cell is the incumbent's, by whose sketch the split is. Raises ValueError if one of the two
     was not replayed as deep."""
-    counts = {name: _counts(replay, gamma) for name, replay in (("", own), ("incumbent_", incumbent))}
+    found = {name: counts(_weights(replay), gamma) for name, replay in (("", own), ("incumbent_", incumbent))}
     return {
         "candidate_id": candidate.id,
         "sample_id": sample.id,
@@ -27,17 +27,22 @@ def pair(candidate: Candidate, sample: Sample, own: Replay, incumbent: Replay, *
         "served_at": sample.served_at,
         "weight": sample.weight,
         "tokens": own.tokens,
-    } | {f"{name}{count}": value for name, found in counts.items() for count, value in found.items()}
+    } | {f"{name}{count}": value for name, figures in found.items() for count, value in figures.items()}
 
 
-def _counts(replay: Replay, gamma: int) -> dict[str, float]:
-    weights = Weights.decode(
+def _weights(replay: Replay) -> Weights:
+    return Weights.decode(
         replay.encoding,
         replay.weights,
         tokens=replay.tokens,
         depths=replay.depths,
         proposals=replay.proposals,
     )
+
+
+def counts(weights: Weights, gamma: int) -> dict[str, float]:
+    """What a pair holds of one side, at the configured proposal length. Raises ValueError if it was not replayed as
+    deep."""
     gamma = weights.values.shape[1] if weights.walked else gamma  # a tree's are its steps, whatever is configured
     found, column = tally(weights, gamma), gamma - 1
     figures = {"accepted": found.accepted, "tested": found.tested, "steps": found.steps}

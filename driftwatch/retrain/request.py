@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -28,7 +29,6 @@ from driftwatch.store.schema import Cell, Deployment, Event, Retrain
 log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
-RUN, OFFLINE_RUN = "run.yaml", "run.offline.yaml"
 OF_CELLS = ("depths", "out_of_vocabulary")
 DAY = 86_400.0
 
@@ -43,7 +43,8 @@ def request(store: Store, settings: Settings, now: float) -> int:
             asked += _request(store, settings, retrain.id, now)
         except DriftwatchError as error:  # the others need not wait for it
             log.error("%s: %s", retrain.id, error)
-            _say(store, retrain.id, f"tried again, since {error}")
+            with suppress(DriftwatchError):  # the store itself may be what failed
+                _say(store, retrain.id, f"tried again, since {error}")
     return asked
 
 
@@ -66,11 +67,11 @@ def _request(store: Store, settings: Settings, id: str, now: float) -> bool:
     with store.read() as session:
         target, draft = _identities(session, settings, retrain, event)
     run = _run(retrain, target, draft)
-    files = {} if run is None else {RUN: run.configuration(), OFFLINE_RUN: run.configuration(offline=True)}
+    files = {} if run is None else run.files()
     done, trained = export(store, chosen, rules, place=place, beside=files)
     token = secrets.token_urlsafe(32)
     with store.read() as session:  # what takes long holds no lock
-        data = _body(session, settings, retrain, event, done, run, token, now)
+        data = _body(session, settings, retrain, event, target, draft, done, run, token, now)
     with store.write() as session:
         locked = retrains.locked(session, id)
         if locked is None or (locked.state, locked.decision) != (retrain.state, retrain.decision):
@@ -132,6 +133,8 @@ def _body(
     settings: Settings,
     retrain: Retrain,
     event: Event,
+    target: dict[str, Any],
+    draft: dict[str, Any],
     done: Export,
     run: specforge.Run | None,
     token: str,
@@ -141,7 +144,6 @@ def _body(
     model = settings.model_for(retrain.model) or Model()
     cell = session.get(Cell, event.cell_id) if event.cell_id is not None else None
     sides = None if cell is None else evidence.Sides.of(session, event, cell)
-    target, draft = _identities(session, settings, retrain, event)
     facts = session.get_one(Deployment, event.deployment_id).facts if event.deployment_id is not None else {}
     return {
         "schema_version": SCHEMA_VERSION,
@@ -176,7 +178,7 @@ def _specforge(run: specforge.Run, done: Export) -> dict[str, Any]:
     return {
         "version": specforge.VERSION,
         "run_configuration": run.configuration(),
-        "run_configuration_uri": publish.uri(done.place, RUN),
+        "run_configuration_uri": publish.uri(done.place, specforge.RUN),
         "offline_run_configuration": run.configuration(offline=True),
         "placeholders": list(specforge.PLACEHOLDERS),
         "commands": run.commands(done.conversations_uri),

@@ -16,6 +16,8 @@ from typing import Any
 
 import yaml
 
+from driftwatch.retrain import export
+
 VERSION = "0.2.0"
 TTT_LENGTH = 7
 LEARNING_RATE = 2e-5
@@ -28,7 +30,9 @@ CAPTURE_SERVER = "http://CAPTURE_SERVER:30000"
 MOONCAKE_METADATA, MOONCAKE_MASTER = "http://MOONCAKE_SERVER:8080/metadata", "MOONCAKE_SERVER:50051"
 """Mooncake's own ports; without these addresses SpecForge plans no run."""
 OUTPUT = "OUTPUT_DIR"
-FEATURES = f"{OUTPUT}/features"
+RUN, OFFLINE_RUN = "run.yaml", "run.offline.yaml"
+"""Names of the two configurations, beside the rows of an export."""
+ROWS, FEATURES = f"{OUTPUT}/{export.TRAIN}", f"{OUTPUT}/{export.FEATURES}"
 PLACEHOLDERS = ("OUTPUT_DIR", "CAPTURE_SERVER", "MOONCAKE_SERVER", "TARGET_SERVER", "CHAT_TEMPLATE")
 
 # d2t and t2d are read by SpecForge from a torch file; a served draft holds them among its weights.
@@ -61,6 +65,10 @@ class Run:
     lm_head_key: str | None = None
     """Of the target's output head among its weights; None is SpecForge's default."""
 
+    def files(self) -> dict[str, str]:
+        """The configurations by the names that the commands give them."""
+        return {RUN: self.configuration(), OFFLINE_RUN: self.configuration(offline=True)}
+
     def configuration(self, *, offline: bool = False) -> str:
         """The YAML: a warm start from the incumbent, on its own vocabulary mapping. Offline it reads features that were
         written before (``driftwatch retrain features``), and nothing but the draft is on the GPU.
@@ -80,7 +88,7 @@ class Run:
             model["aux_hidden_state_layer_ids"] = list(self.aux_layers)
         if self.lm_head_key is not None:
             model["lm_head_key"] = self.lm_head_key
-        source = {"hidden_states_path": FEATURES} if offline else {"prompts_path": f"{OUTPUT}/train.jsonl"}
+        source = {"hidden_states_path": FEATURES} if offline else {"prompts_path": ROWS}
         run = {
             "run_id": self.id,
             "output_dir": OUTPUT,
@@ -103,7 +111,7 @@ class Run:
 
         ``features_of_rows`` and ``train_offline`` do in place of ``train`` where there is no server to capture from.
         """
-        run = f"{OUTPUT}/run.yaml"
+        run = f"{OUTPUT}/{RUN}"
         config = f"{self.draft}/config.json"
         found: dict[str, list[str]] = {}
         if conversations is not None:
@@ -119,9 +127,9 @@ class Run:
             found["mapping"] = ["python", "-c", _MAPPING, f"{self.draft}/model.safetensors", mapping[1]]
         found["plan"] = ["specforge", "train", "-c", run, "--plan"]
         found["train"] = ["specforge", "train", "-c", run]
-        rows = ["driftwatch", "retrain", "features", "--data", f"{OUTPUT}/train.jsonl", "--draft", self.draft]
+        rows = ["driftwatch", "retrain", "features", "--data", ROWS, "--draft", self.draft]
         found["features_of_rows"] = [*rows, "--target", self.target, "--out", FEATURES]
-        found["train_offline"] = ["specforge", "train", "-c", f"{OUTPUT}/run.offline.yaml"]
+        found["train_offline"] = ["specforge", "train", "-c", f"{OUTPUT}/{OFFLINE_RUN}"]
         served = "sglang" if self.strategy == "eagle3" else "hf"  # what SpecForge writes for engines, by kind of draft
         found["export"] = ["specforge", "export", "--to", served, "--checkpoint", f"{OUTPUT}/{self.id}-latest"]
         found["export"] += ["--draft-config", config, "--output-dir", f"{OUTPUT}/draft"]

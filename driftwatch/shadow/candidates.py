@@ -10,6 +10,7 @@ from driftwatch.errors import DriftwatchError, ModelError
 from driftwatch.settings import Model, Settings
 from driftwatch.shadow.draft import Draft
 from driftwatch.shadow.eagle3.tree import Tree, split_spec
+from driftwatch.shadow.open import is_named
 from driftwatch.store import candidates
 from driftwatch.store.connection import Store
 from driftwatch.store.work import Task
@@ -63,4 +64,4 @@ class Candidates:
     def _tree(self, task: Task) -> Tree | None:
         model = self._settings.model_for(task.model) or Model()
         found = (draft.path for draft in model.drafts if draft.name == task.incumbent and draft.path is not None)
-        return next((split_spec(path)[1] for path in found), None)
+        return next((split_spec(path)[1] for path in found if not is_named(path)), None)

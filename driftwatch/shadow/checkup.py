@@ -7,14 +7,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from driftwatch.acceptance import DEFAULT_GAMMA, Rule
+from driftwatch.acceptance import Rule
 from driftwatch.errors import ModelError
 from driftwatch.records import read_records
 from driftwatch.settings import Model, Shadow
 from driftwatch.shadow.block.readings import described
 from driftwatch.shadow.block.replay import BlockDraft
 from driftwatch.shadow.chain import ChainDraft
-from driftwatch.shadow.device import pick_device, pick_dtype
 from driftwatch.shadow.draft import Draft, Tokens
 from driftwatch.shadow.eagle3.checkpoint import Checkpoint
 from driftwatch.shadow.eagle3.readings import embedding_rows_apart
@@ -44,23 +43,11 @@ def checkup(
 ) -> Iterator[Line]:
     """Lines in the order of what can be known. ``served`` is the settings' entry that names the draft: its rule and the
     engine that gives hidden states, if any. Raises DriftwatchError where the draft cannot be loaded at all."""
-    device = pick_device(shadow.device)
-    dtype = pick_dtype(shadow.dtype, device)
-    tokens = shadow.batch_tokens
     tokenizer = Retokeniser(tokenizer_path) if tokenizer_path else None
     rule: Rule = served.rule if served else "argmax"
     engine = served.hidden_states if served else None
-    target = None
-    if target_path is not None:
-        target = Target(
-            target_path,
-            device=device,
-            dtype=dtype,
-            device_map=shadow.device_map,
-            prefill_tokens=tokens,
-            engine=engine,
-        )
-    opening = Opening(device, dtype, depths=DEFAULT_GAMMA, prefill_tokens=tokens)
+    target = Target.configured(target_path, shadow, engine) if target_path is not None else None
+    opening = Opening.configured(shadow)
     try:
         draft = load_draft(spec, tokenizer, opening, target)
     except NoTargetError as error:
@@ -68,7 +55,7 @@ def checkup(
         return
     found = draft.fingerprint
     size = f"{found.parameters:,} parameters, {found.vocabulary:,} token ids, " if found.parameters else ""
-    yield "ok", f"{found.kind} draft, {size}sha256 {found.sha256[:12]}, on {device}"
+    yield "ok", f"{found.kind} draft, {size}sha256 {found.sha256[:12]}, on {opening.device}"
     if rule == "rejection" and not is_named(spec) and (target is None or engine is not None):
         yield "warning", "live figures only: the rejection rule needs the target's probabilities; tried under argmax"
     if isinstance(draft, ChainDraft):
@@ -89,7 +76,9 @@ def checkup(
     except ModelError as error:
         yield "warning", f"not tried out, since the target cannot be loaded: {error}"
         return
-    yield from _verdict(draft, self_test(draft, target, samples, batch_tokens=tokens), "records" if records else None)
+    yield from _verdict(
+        draft, self_test(draft, target, samples, batch_tokens=shadow.batch_tokens), "records" if records else None
+    )
 
 
 def _recorded(path: Path) -> list[Tokens]:

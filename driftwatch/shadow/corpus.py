@@ -92,7 +92,9 @@ class Corpus:
         return Row(_ids(tokenizer.encode_formatted(chosen)), _ids(tokenizer.encode_formatted(text)))
 
     def _record(self, line: bytes, where: str) -> Row | str:
-        record = parse_record(line, where=where)
+        record = parse_record(line, where=where, empty=True)
+        if record.is_empty:
+            return "too_short"
         if record.prompt_token_ids and record.output_token_ids:
             return _row(record.prompt_token_ids, record.output_token_ids)
         text = record.model_dump(include={"messages", "prompt", "output"}, exclude_none=True)

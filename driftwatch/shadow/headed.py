@@ -20,8 +20,9 @@ class HeadedDraft(ABC):
 
     fingerprint: Fingerprint
     rule: Rule
-    _states: States
-    _embedding: torch.Tensor
+    states: States
+    """Where the target's hidden states come from."""
+    embedding: torch.Tensor
     """[token ids, width] that the head is fed from."""
     _map: VocabularyMap
 
@@ -40,4 +41,4 @@ class HeadedDraft(ABC):
         return self._map.outside(ids, self.fingerprint.vocabulary)
 
     def skip_reason(self, tokens: Tokens) -> str | None:
-        return skip_reason(tokens, min(len(self._embedding), self._states.token_ids), self.rule, self._states.positions)
+        return skip_reason(tokens, min(len(self.embedding), self.states.token_ids), self.rule, self.states.positions)

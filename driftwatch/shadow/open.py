@@ -10,11 +10,13 @@ import torch
 
 from driftwatch.acceptance import DEFAULT_GAMMA, Rule
 from driftwatch.errors import ModelError
+from driftwatch.settings import Shadow
 from driftwatch.shadow import ngram
 from driftwatch.shadow.block.replay import ARCHITECTURES, BlockDraft
 from driftwatch.shadow.causal import PREFILL_TOKENS
 from driftwatch.shadow.chain import ChainDraft
 from driftwatch.shadow.config import read_config
+from driftwatch.shadow.device import pick_device, pick_dtype
 from driftwatch.shadow.draft import Draft
 from driftwatch.shadow.eagle3.checkpoint import is_eagle3, read_checkpoint
 from driftwatch.shadow.eagle3.replay import Eagle3Draft
@@ -48,6 +50,14 @@ class Opening:
     depths: int = DEFAULT_GAMMA
     agreement: bool = False
     prefill_tokens: int = PREFILL_TOKENS
+
+    @classmethod
+    def configured(
+        cls, shadow: Shadow, rule: Rule = "argmax", *, depths: int = DEFAULT_GAMMA, agreement: bool = False
+    ) -> Opening:
+        """As the settings have drafts run. Raises SettingsError for a device that is not there."""
+        device = pick_device(shadow.device)
+        return cls(device, pick_dtype(shadow.dtype, device), rule, depths, agreement, shadow.batch_tokens)
 
 
 def is_named(spec: str | Path) -> bool:

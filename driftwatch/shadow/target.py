@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from driftwatch.errors import ModelError
-from driftwatch.settings import HiddenStates
+from driftwatch.settings import HiddenStates, Shadow
 from driftwatch.shadow.causal import PREFILL_TOKENS, Causal, load_model
+from driftwatch.shadow.device import pick_device, pick_dtype
 from driftwatch.shadow.states.engine import EngineStates
 from driftwatch.shadow.states.sglang import Sglang
 from driftwatch.shadow.states.source import States
@@ -39,6 +40,19 @@ class Target:
         self._device, self._dtype, self._device_map = device, dtype, device_map
         self._prefill_tokens = prefill_tokens
         self._model: Causal | None = None
+
+    @classmethod
+    def configured(cls, path: Path, shadow: Shadow, engine: HiddenStates | None = None) -> Target:
+        """A target as the settings have it run. Raises SettingsError for a device that is not there."""
+        device = pick_device(shadow.device)
+        return cls(
+            path,
+            device=device,
+            dtype=pick_dtype(shadow.dtype, device),
+            device_map=shadow.device_map,
+            prefill_tokens=shadow.batch_tokens,
+            engine=engine,
+        )
 
     @classmethod
     def of(cls, model: Any, *, prefill_tokens: int = PREFILL_TOKENS) -> Target:

@@ -75,19 +75,10 @@ class Worker:
         for model in settings.models:
             if folder := model.tokenizer or model.target:
                 self._tokenizers[model.name] = Retokeniser(Path(folder))
-            tokens = settings.shadow.batch_tokens
-            depths = max(DEFAULT_GAMMA, model.gamma)
-            opening = Opening(device, dtype, model.rule, depths=depths, prefill_tokens=tokens)
+            opening = Opening.configured(settings.shadow, model.rule, depths=max(DEFAULT_GAMMA, model.gamma))
             target = None
             if model.target is not None:
-                target = Target(
-                    Path(model.target),
-                    device=device,
-                    dtype=dtype,
-                    device_map=settings.shadow.device_map,
-                    prefill_tokens=tokens,
-                    engine=model.hidden_states,
-                )
+                target = Target.configured(Path(model.target), settings.shadow, model.hidden_states)
             self._loads[model.name] = partial(
                 load_draft, tokenizer=self._tokenizers.get(model.name), opening=opening, target=target
             )

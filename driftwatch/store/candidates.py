@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import delete, func, or_, select, text, update
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, text, update
 from sqlalchemy.orm import Session, aliased
 
 from driftwatch.store import turns
@@ -41,20 +41,29 @@ def refuse(session: Session, id: str, reason: str) -> None:
     session.execute(update(Candidate).where(*undecided_yet).values(reason=reason))
 
 
+def by_incumbent(replay: type[Replay], candidate: Candidate, gamma: int) -> list[ColumnElement[bool]]:
+    """What holds for the replays that a candidate is compared with: of the weights that served when it came in, and
+    judged as deep as this proposal length; a walk has its own, one column without proposals holds for all (see
+    ``acceptance.Weights``)."""
+    deep = or_(replay.encoding == "walk", and_(replay.depths == 1, replay.proposals.is_(None)), replay.depths >= gamma)
+    known = candidate.incumbent_fingerprint
+    weights = [] if known is None else [replay.fingerprint == known]
+    return [replay.draft == candidate.incumbent, deep, *weights]
+
+
 def judged_by_incumbent(
-    session: Session, candidate: Candidate, *, deployment_id: int | None, after: int, limit: int
+    session: Session, candidate: Candidate, gamma: int, *, deployment_id: int | None, after: int, limit: int
 ) -> list[int]:
-    """The newest samples after an id on which the incumbent was replayed, whose tokens are kept."""
+    """The newest samples after an id on which the incumbent was replayed (see ``by_incumbent``), whose tokens are
+    kept."""
     query = (
         select(Sample.id)
         .join(Deployment, Deployment.id == Sample.deployment_id)
         .join(Payload, Payload.sample_id == Sample.id)
         .join(Replay, Replay.sample_id == Sample.id)
-        .where(Deployment.model == candidate.model, Replay.draft == candidate.incumbent, Sample.id > after)
+        .where(Deployment.model == candidate.model, Sample.id > after, *by_incumbent(Replay, candidate, gamma))
         .where(or_(Payload.prompt_ids.is_not(None), Payload.text.is_not(None)))
     )
-    if candidate.incumbent_fingerprint is not None:
-        query = query.where(Replay.fingerprint == candidate.incumbent_fingerprint)
     if deployment_id is not None:
         query = query.where(Sample.deployment_id == deployment_id)
     return list(session.scalars(query.order_by(Sample.id.desc()).limit(limit)))
@@ -98,18 +107,17 @@ def drop_work(session: Session, candidate: Candidate) -> None:
     session.execute(delete(Turn).where(Turn.segment == candidate.id))
 
 
-def unpaired(session: Session, candidate: Candidate, limit: int) -> list[Any]:
-    """Rows of Sample and the Replays of candidate and incumbent that are no pair yet, in order of the candidate's."""
+def unpaired(session: Session, candidate: Candidate, gamma: int, limit: int) -> list[Any]:
+    """Rows of Sample and the Replays of candidate and incumbent (see ``by_incumbent``) that are no pair yet, in order
+    of the candidate's."""
     own, other = aliased(Replay), aliased(Replay)
     done = select(Pair.sample_id).where(Pair.candidate_id == candidate.id, Pair.sample_id == own.sample_id)
     query = (
         select(Sample, own, other)
         .join(own, own.sample_id == Sample.id)
         .join(other, other.sample_id == Sample.id)
-        .where(own.draft == candidate.id, other.draft == candidate.incumbent, ~done.exists())
+        .where(own.draft == candidate.id, ~done.exists(), *by_incumbent(other, candidate, gamma))
     )
-    if candidate.incumbent_fingerprint is not None:
-        query = query.where(other.fingerprint == candidate.incumbent_fingerprint)
     return list(session.execute(query.order_by(own.id).limit(limit)))
 
 

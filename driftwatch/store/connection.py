@@ -152,8 +152,7 @@ def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any
     """Insert the rows that do not exist yet; the values of column ``key`` of those inserted."""
     if not rows:
         return []
-    dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(table).on_conflict_do_nothing().returning(getattr(table, key))
+    statement = _insert(session, table).on_conflict_do_nothing().returning(getattr(table, key))
     return list(session.execute(statement, list(rows)).scalars())
 
 
@@ -164,7 +163,21 @@ def increment(session: Session, table: type[Base], keys: dict[str, Any], column:
 
 def accumulate(session: Session, table: type[Base], keys: dict[str, Any], added: dict[str, float]) -> None:
     """Add to several columns of a row, creating it at need."""
+    upsert(session, table, [keys | added], list(keys), add=True)
+
+
+def upsert(
+    session: Session, table: type[Base], rows: Sequence[dict[str, Any]], keys: Sequence[str], *, add: bool = False
+) -> None:
+    """One statement over rows of the same columns, each key once: insert those that do not exist yet, and write the
+    other columns of those that do; ``add``: add to these columns. Locks are taken in the order of the rows."""
+    statement = _insert(session, table).values(rows[0] if len(rows) == 1 else rows)  # SQLAlchemy caches that of one row
+    new = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+    changed = {name: getattr(table, name) + value for name, value in new.items()} if add else new
+    session.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed))
+
+
+def _insert(session: Session, table: type[Base]) -> Any:
+    """Both dialects have the same ``ON CONFLICT``, each in an insert of its own."""
     dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(table).values(**keys, **added)
-    sums = {name: getattr(table, name) + by for name, by in added.items()}
-    session.execute(statement.on_conflict_do_update(index_elements=list(keys), set_=sums))
+    return dialect.insert(table)

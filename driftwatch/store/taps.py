@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import delete, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from driftwatch.store.connection import upsert
 from driftwatch.store.schema import Tap
 
 
 def asked(session: Session, tap: str, now: float, since: float) -> None:
     """Note one that asks, and forget those that have not since then: each start of a tap gives it a new name."""
     session.execute(delete(Tap).where(Tap.asked_at <= since))
-    dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    row = dialect.insert(Tap).values(id=tap, asked_at=now)
-    session.execute(row.on_conflict_do_update(index_elements=["id"], set_={"asked_at": now}))
+    upsert(session, Tap, [{"id": tap, "asked_at": now}], ["id"])
 
 
 def count(session: Session, since: float) -> int:

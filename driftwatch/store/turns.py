@@ -9,12 +9,11 @@ one piece of work; a segment that had nothing to wait for has saved nothing up. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from sqlalchemy import func, select, text
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from driftwatch.store.connection import upsert
 from driftwatch.store.schema import OPEN_WORK, Turn, Work
 
 
@@ -30,7 +29,8 @@ def take(session: Session, wanted: Sequence[tuple[str, int]]) -> list[int]:
         turn = max(reach.get(segment, now), now)
         turns.append(turn)
         reach[segment] = turn + max(cost, 1)
-    _keep(session, [{"segment": segment, "until": reach[segment]} for segment in segments])
+    # In order of segment, so that two intakes never wait for each other.
+    upsert(session, Turn, [{"segment": segment, "until": reach[segment]} for segment in segments], ["segment"])
     return turns
 
 
@@ -40,12 +40,3 @@ def _now(session: Session) -> int:
     if (first := session.scalar(fresh)) is not None:
         return first
     return session.scalar(select(func.max(Turn.until))) or 0
-
-
-def _keep(session: Session, rows: list[dict[str, Any]]) -> None:
-    # In order of segment, so that two intakes never wait for each other.
-    dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(Turn).values(rows)
-    session.execute(
-        statement.on_conflict_do_update(index_elements=["segment"], set_={"until": statement.excluded.until})
-    )

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, delete, or_, select, text, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from driftwatch.store.connection import insert_new
+from driftwatch.store.connection import insert_new, upsert
 from driftwatch.store.samples import pack_ids, unpack_ids
 from driftwatch.store.schema import OPEN_WORK, Candidate, Deployment, Outcome, Payload, Replay, Sample, Work
 
@@ -127,10 +126,7 @@ def _count(session: Session, ended: Counter[tuple[str, str, str]]) -> None:
     if ended:
         names = ("segment", "outcome", "reason")
         rows = [dict(zip(names, key, strict=True)) | {"samples": count} for key, count in sorted(ended.items())]
-        dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-        counted = dialect.insert(Outcome).values(rows)
-        added = {"samples": Outcome.samples + counted.excluded.samples}
-        session.execute(counted.on_conflict_do_update(index_elements=list(names), set_=added))
+        upsert(session, Outcome, rows, names, add=True)
 
 
 def _held(owner: str) -> ColumnElement[bool]:

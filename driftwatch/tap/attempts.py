@@ -1,4 +1,4 @@
-"""How an exchange gets its connection to the engine: a kept or a new one, and once a second one, which is new."""
+"""How an exchange gets its connection to the engine: a kept or a new one, and then, if it must, only new ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Waiting(Protocol):
 
 
 class Attempts:
-    """At most two tries."""
+    """At most three: a kept connection that was just being closed, one with what was asked for, one without it."""
 
     def __init__(self, pool: Pool, exchange: Waiting) -> None:
         self._pool = pool
@@ -31,7 +31,7 @@ class Attempts:
         self._connecting: asyncio.Task[None] | None = None
         self._since = 0.0
         self.again = False
-        """This is the second."""
+        """This is not the first."""
 
     def begin(self) -> None:
         """Give a connection, unless one is on its way."""
@@ -43,7 +43,7 @@ class Attempts:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     def repeat(self) -> None:
-        """Give a second connection."""
+        """Give another connection."""
         self.again = True
         self.begin()
 

@@ -190,7 +190,7 @@ def eagle3_ratio(
 ) -> dict[str, float]:
     model = target.model()
     packs = [pack(batch) for batch in grouped(found, batch_tokens)]
-    head = BareHead(draft._head, draft._embedding, packs)
+    head = BareHead(draft.head, draft.embedding, packs)
     whole, backbone, passes = fastest(
         [
             lambda: list(replay(draft, found, batch_tokens=batch_tokens)),

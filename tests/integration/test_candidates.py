@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 import torch
@@ -16,12 +17,15 @@ from fastapi.testclient import TestClient
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from driftwatch.acceptance import Weights
 from driftwatch.retrain import candidates
 from driftwatch.retrain.request import request
 from driftwatch.settings import Settings
 from driftwatch.shadow.worker import Worker
+from driftwatch.store import candidates as stored
+from driftwatch.store import work
 from driftwatch.store.connection import Store
-from driftwatch.store.schema import Cell, Delivery, Pair, Replay, Work
+from driftwatch.store.schema import Candidate, Cell, Delivery, Pair, Replay, Work
 
 from .retraining import CHAIN, alarm, controlled, send, settings_of
 from .test_control import judge
@@ -56,6 +60,13 @@ def answers(perturbed: Path) -> dict[str, list[tuple[list[int], list[int]]]]:
 
 
 Answers = dict[str, list[tuple[list[int], list[int]]]]
+
+SHALLOW = {"tokens": 24, "encoding": "bits", "depths": 3, "weights": bytes(9)}
+"""Columns of a replay of three depths."""
+
+
+def with_gamma(settings: Settings, gamma: int) -> Settings:
+    return settings.model_copy(update={"models": [settings.models[0].model_copy(update={"gamma": gamma})]})
 
 
 def evaluate(
@@ -237,16 +248,56 @@ def test_weights_that_change_while_they_are_judged_fail_the_candidate(
 def test_replays_that_do_not_reach_the_settings_gamma_fail_the_candidate(
     judged_by: TestClient, store: Store, plain: Settings, answers: Answers
 ) -> None:
-    """Replayed to three depths before somebody set a larger gamma: what is stored does not hold it."""
+    """Replayed to three depths before somebody set a larger gamma: what is stored of it does not hold that."""
     found = evaluate(judged_by, store, plain, folder(plain) / "new", {"a": answers["candidate"][:20]})
     with store.write() as session:
         session.execute(sa.delete(Pair))
-        three = {"encoding": "bits", "depths": 3, "weights": bytes(9)}
-        session.execute(sa.update(Replay).values(tokens=24, **three))
-    deeper = plain.model_copy(update={"models": [plain.models[0].model_copy(update={"gamma": 5})]})
-    candidates.judge(store, deeper, time.time())
+        own = sa.update(Replay).where(Replay.draft == found["candidates"][0]["id"])
+        session.execute(own.values(SHALLOW))
+    candidates.judge(store, with_gamma(plain, 5), time.time())
     over = judged_by.get(f"/v1/retrains/{found['id']}").json()
-    assert (over["state"], over["reason"]) == ("failed", "its replays, or the incumbent's, do not reach gamma 5")
+    assert over["state"] == "failed"
+    assert over["reason"].startswith("its replays do not reach gamma 5")
+
+
+def test_replays_of_the_incumbent_that_do_not_reach_it_are_left_out(
+    judged_by: TestClient, store: Store, plain: Settings, answers: Answers
+) -> None:
+    """They are older than the setting, and no fault of the candidate."""
+    found = evaluate(judged_by, store, plain, folder(plain) / "new", {"a": answers["candidate"][:20]})
+    with store.write() as session:
+        paired = set(session.scalars(sa.select(Pair.sample_id)))
+        old = set(sorted(paired)[:5])
+        session.execute(sa.delete(Pair))
+        theirs = sa.update(Replay).where(Replay.draft == "incumbent", Replay.sample_id.in_(old))
+        session.execute(theirs.values(SHALLOW))
+    candidates.judge(store, with_gamma(plain, 5), time.time())
+    assert judged_by.get(f"/v1/retrains/{found['id']}").json()["state"] == "evaluating"
+    with store.read() as session:
+        assert set(session.scalars(sa.select(Pair.sample_id))) == paired - old
+        candidate = stored.locked(session, found["candidates"][0]["id"])
+        again = stored.judged_by_incumbent(session, candidate, 5, deployment_id=None, after=0, limit=1000)
+        assert set(again) & paired == paired - old
+
+
+@pytest.mark.parametrize("gamma", [3, 8])
+def test_the_limit_of_the_tail_is_of_the_same_weights_at_the_steps_of_their_tree(
+    judged_by: TestClient, store: Store, plain: Settings, gamma: int
+) -> None:
+    """Where the history has no request that is long enough: whatever proposal length is configured."""
+    tree, other = Weights(np.ones((32, 5)), walked=True), Weights(np.zeros((32, 1)))
+    for first, weights, fingerprint in ((0, tree, "f"), (20, other, "g")):
+        send(judged_by, range(first, first + 20))
+        encoding, data = weights.encode()
+        shape = {"tokens": 32, "depths": weights.values.shape[1], "encoding": encoding, "weights": data}
+        row = {"fingerprint": fingerprint, "rule": "argmax", "split": "none", "proposals": None, "figures": None}
+        with store.write() as session:
+            tasks = work.lease(session, "test", now=time.time(), lease_s=60, limit=50)
+            verdicts = [work.Verdict(task, replay=row | shape) for task in tasks]
+            work.complete(session, "test", verdicts, now=time.time())
+    candidate = Candidate(model="m", incumbent="incumbent", incumbent_fingerprint="f")
+    with store.read() as session:
+        assert candidates._p99(session, with_gamma(plain, gamma), candidate) == 6 / 32
 
 
 @pytest.mark.parametrize("details", [{"note": "a\u0000b"}, {"deep": {"er": ["\u0000"]}}])

@@ -11,9 +11,10 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from driftwatch.control import canary
+from driftwatch.control import canary, leftovers
 from driftwatch.control.app import create_app
 from driftwatch.control.judge import expire, fold
+from driftwatch.drift.cell import CellState
 from driftwatch.settings import Settings
 from driftwatch.store import retention
 from driftwatch.store.connection import Store
@@ -146,6 +147,31 @@ def test_a_fall_that_another_event_told_is_told_again_once_that_one_is_over(stre
     assert [event["closed_at"] for event in drift] == [None]
 
 
+def test_a_fall_that_two_events_told_stays_told_until_both_are_over(stream: Stream) -> None:
+    harder = replace(NORMAL, off=0.1)
+    stream.send(NORMAL, LEARNING)
+    stream.send(replace(harder, off_share=0.6), 300)
+    with stream.store.write() as session:
+        (share,) = session.scalars(sa.select(Event).where(Event.kind == "off_share"))
+        columns = {column.key: getattr(share, column.key) for column in Event.__table__.columns}
+        session.add(Event(**columns | {"id": "second", "kind": "surprise"}))
+
+    def off() -> str:
+        with stream.store.read() as session:
+            query = sa.select(Cell.state).where(Cell.channel == "shadow", Cell.split == "off")
+            return CellState.from_json(session.scalars(query).one()).state
+
+    stream.send(replace(harder, off_share=0.1), 200)
+    (share_now,) = stream.events("off_share")
+    assert share_now["closed_at"] is not None
+    assert off() == "drifting"
+    with stream.store.write() as session:
+        now = time.time()
+        session.get_one(Event, "second").closed_at = now
+        leftovers.told_by(session, stream.settings, now)
+    assert off() == "watching"
+
+
 def test_a_segment_that_has_gone_takes_its_event_and_its_series_along(stream: Stream) -> None:
     stream.send(NORMAL, LEARNING)
     stream.send(replace(NORMAL, on=0.5), 150)
@@ -227,6 +253,45 @@ def test_what_is_learnt_anew_for_another_proposal_length_is_no_regression(stream
         cells = session.scalars(sa.select(Cell).where(Cell.deployment_id == 2, Cell.channel == "shadow")).all()
     assert {(cell.gamma, cell.state["baseline"]["state"]) for cell in cells} == {(2, "frozen")}
     assert [one for one in stream.events("deployment_regressed") if one["channel"] == "shadow"] == []
+
+
+@pytest.mark.parametrize(("loss", "channels"), [(0.0, set()), (0.3, {"shadow", "live"})])
+def test_a_roll_out_that_changes_the_proposal_length_too_is_compared(
+    stream: Stream, loss: float, channels: set[str]
+) -> None:
+    """Also where the new length is set while the new deployment is learning already."""
+    longer = Settings(**SETTINGS | {"models": [SETTINGS["models"][0] | {"gamma": 5}]})
+    new = replace(NORMAL, on=0.8 - loss, off=0.4 - loss, facts=FACTS | {"version": "0.33.0"})
+    stream.send(NORMAL, LEARNING)
+    stream.send(new, 15)
+    stream.send(new, LEARNING, folded=False)
+    fold(stream.store, longer, time.time())
+    with stream.store.read() as session:
+        cells = session.scalars(sa.select(Cell).where(Cell.deployment_id == 2, Cell.channel == "shadow")).all()
+    assert {(cell.gamma, cell.state["baseline"]["state"]) for cell in cells} == {(5, "frozen")}
+    regressed = stream.events("deployment_regressed")
+    assert {cell["channel"] for event in regressed for cell in event["details"]["cells"]} == channels
+
+
+def test_a_session_that_falls_silent_is_no_request(stream: Stream) -> None:
+    """Closing it judges it, but when its cell and its tests were heard of stays what it was."""
+    pairs = [stream._draw(NORMAL) for _ in range(40)]
+    records = [record | {"session": f"s{number // 10}"} for number, (record, _) in enumerate(pairs)]
+    stream.give(records, [row for _, row in pairs])
+    fold(stream.store, stream.settings, time.time())
+
+    def heard() -> tuple[list[float], list[int]]:
+        with stream.store.read() as session:
+            rows = [*session.scalars(sa.select(Cell).order_by(Cell.id))]
+            tests = [*session.scalars(sa.select(Monitor).order_by(Monitor.id))]
+        units = [len(row.state["units"]["open"]) for row in (*rows, *tests)]
+        return [row.updated_at for row in (*rows, *tests)], units
+
+    before, open_units = heard()
+    assert max(open_units) > 0
+    expire(stream.store, stream.settings, time.time() + DAY)
+    after, open_units = heard()
+    assert (after, max(open_units)) == (before, 0)
 
 
 def test_the_share_off_over_all_segments_is_weighted(stream: Stream) -> None:

@@ -160,6 +160,20 @@ def test_figures_are_folded_once_in_any_portions(client: TestClient, store: Stor
     assert sum(hour.requests for hour in hours) == 72
 
 
+@pytest.mark.parametrize(("domain", "regressed"), [("A", []), ("B", ["live"])])
+def test_a_roll_out_to_a_longer_proposal_is_compared_by_its_hit_rate(
+    client: TestClient, store: Store, settings: Settings, domain: str, regressed: list[str]
+) -> None:
+    """Recorded with 3 and with 5 proposals of one draft: as good on its own domain, worse on the other."""
+    for name, of, version in (("draft3.T0", "A", "0.32.0"), ("draft5.T0", domain, "0.33.0")):
+        facts = {"deployment": {"engine": "vllm", "version": version}}
+        send(client, store, settings, [row | facts for row in trace(name, of, repeat=3)])
+    events = client.get("/v1/events").json()["events"]
+    assert [one["channel"] for one in events if one["kind"] == "deployment_regressed"] == regressed
+    with store.read() as session:
+        assert set(session.scalars(sa.select(Cell.gamma))) == {3, 5}
+
+
 def test_an_engine_that_proposes_more_later_makes_room(client: TestClient, store: Store, settings: Settings) -> None:
     for name in ("draft3.T0", "draft5.T0", "draft3.T0.8"):
         send(client, store, settings, trace(name))

@@ -194,6 +194,15 @@ def test_a_control_that_follows_says_so(client: TestClient, store: Store, settin
         assert ("Another control judges and sends" in get(second, "/ui").text) == follows
 
 
+def test_a_model_that_has_no_draft_any_more_is_shown(sqlite_store: Store, settings: Settings) -> None:
+    with TestClient(create_app(sqlite_store, settings)) as client:
+        send(client, range(40))
+        judge(sqlite_store, settings, 0.8)
+    without = Settings(**SETTINGS | {"models": [{"name": "*", "drafts": []}]})
+    with TestClient(create_app(sqlite_store, without)) as client:
+        assert "tenant" in get(client, "/ui").text
+
+
 def test_drift_its_event_and_its_retrain_are_shown(client: TestClient, store: Store, settings: Settings) -> None:
     send(client, range(60))
     judge(store, settings, 0.8)

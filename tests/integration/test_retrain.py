@@ -278,6 +278,27 @@ def test_a_redactor_that_raises_holds_up_its_own_request_alone(
     assert not list((tmp_path / "exports").glob(f"*{first.id}*"))
 
 
+def test_a_store_that_cannot_be_written_holds_up_no_other_request(
+    client: TestClient, store: Store, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even the reason can be stored then."""
+    send(client, range(30))
+    send(client, range(30, 60), "b")
+    judge(store, settings, 0.8)
+    first = alarm(store, settings, start=0.0)
+    with store.write() as session:
+        session.get_one(Retrain, first.id).draft = "another"  # of another draft, so that both may be open
+    second = alarm(store, settings, start=0.0, segment="tenant=b")
+
+    def refused(_: Session) -> None:
+        raise StoreError("the store is read-only")
+
+    assert request(store.checked(refused), settings, time.time()) == 0
+    for one in (first, second):
+        assert f"{one.id}: the store is read-only" in caplog.text
+    assert request(store, settings, time.time()) == 2
+
+
 def test_messages_become_conversations_where_they_are_kept(
     client: TestClient, store: Store, settings: Settings, tmp_path: Path
 ) -> None:

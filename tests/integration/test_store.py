@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from driftwatch.errors import StoreError
 from driftwatch.records import Record
 from driftwatch.store import migrate, outbox, replays, retention, samples, work
-from driftwatch.store.connection import Store
-from driftwatch.store.schema import Base, Delivery, Deployment, Outcome, Payload, Replay, Sample, Work
+from driftwatch.store.connection import Store, upsert
+from driftwatch.store.schema import Base, Delivery, Deployment, Latency, Outcome, Payload, Replay, Sample, Work
 
 DAY = 86_400.0
 REPLAY = {
@@ -98,6 +98,28 @@ def test_each_record_is_stored_once(store: Store) -> None:
     with store.read() as session:
         ended = {(row.segment, row.outcome): row.samples for row in session.scalars(sa.select(Outcome))}
     assert ended == {("tenant=a", "stored"): 3}
+
+
+def test_rows_are_made_written_over_or_added_to(store: Store) -> None:
+    keys = ["figure", "segment", "limit_s", "span_s", "number"]
+
+    def row(number: int, weight: float) -> dict[str, Any]:
+        key = dict(zip(keys, ("ttft", "tenant=a", 1.5, 60, number), strict=True))
+        return key | {"weight": weight, "squares": 2.0 * weight, "over": 0.5}
+
+    def held() -> list[tuple[float, float, float]]:
+        columns = sa.select(Latency.weight, Latency.squares, Latency.over).order_by(Latency.number)
+        with store.read() as session:
+            return [(one.weight, one.squares, one.over) for one in session.execute(columns)]
+
+    with store.write() as session:
+        upsert(session, Latency, [row(1, 1.0)], keys, add=True)
+        upsert(session, Latency, [row(1, 3.0), row(2, 5.0)], keys, add=True)
+    assert held() == [(4.0, 8.0, 1.0), (5.0, 10.0, 0.5)]
+    with store.write() as session:
+        upsert(session, Latency, [row(2, 7.0), row(3, 9.0)], keys)
+        upsert(session, Latency, [row(1, 2.0)], keys)
+    assert held() == [(2.0, 4.0, 0.5), (7.0, 14.0, 0.5), (9.0, 18.0, 0.5)]
 
 
 def test_a_large_batch_is_stored_whole(store: Store) -> None:

@@ -18,6 +18,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from driftwatch.acceptance import Weights, tally
+from driftwatch.control import untrained
 from driftwatch.control.app import create_app
 from driftwatch.control.judge import fold
 from driftwatch.drift.sums import Sums
@@ -344,8 +345,16 @@ class Pairs(Requests):
     ],
 )
 def test_prompt_lookup_beside_a_trained_draft(
-    store: Store, profile: Path, lookup: float, count: int, verdict: str
+    store: Store, profile: Path, lookup: float, count: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compared = []
+    compare = untrained.beside
+
+    def counted(session: Any, settings: Settings, segment: str, cells: Any) -> Iterator[untrained.Untrained]:
+        compared.append(segment)
+        return compare(session, settings, segment, cells)
+
+    monkeypatch.setattr(untrained, "beside", counted)
     drafts = [{"name": "incumbent", "path": "unused"}, {"name": "lookup", "path": "ngram:min=1,max=3"}]
     settings = Settings(**SETTINGS | {"models": [{"drafts": drafts, "gamma": GAMMA, "profile": str(profile)}]})
     with TestClient(create_app(store, settings)) as client:
@@ -355,6 +364,7 @@ def test_prompt_lookup_beside_a_trained_draft(
         segment = client.get("/v1/segments/tenant=a").json()
         (listed,) = client.get("/v1/segments").json()["segments"]
         exported = metrics(client)
+    assert compared == ["tenant=a"] * 2, "once for the segment's own, once for the list and the metrics together"
     (found,) = segment["untrained"]
     assert listed["untrained"] == [found]
     labels = (("draft", "lookup"), ("model", "m"), ("segment", "tenant=a"))

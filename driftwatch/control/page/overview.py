@@ -30,7 +30,6 @@ from driftwatch.store.schema import Candidate, Cell, Delivery, Deployment, Event
 
 SHOWN = 20
 """Newest entries of each list."""
-SPARK_HOURS = reports.RECENT_HOURS
 
 
 @dataclass(frozen=True)
@@ -139,12 +138,11 @@ def _health(session: Session, leads: bool, now: float) -> Health:
 
 
 def _segments(session: Session, settings: Settings, still_open: Sequence[Event], now: float) -> list[SegmentRow]:
-    since = (now // hours.HOUR_S - SPARK_HOURS + 1) * hours.HOUR_S
+    since = reports.since(now) * hours.HOUR_S
     drawn: dict[int, list[Hour]] = defaultdict(list)
 
     def draw(cell: Cell, hour: int, sums: Sums) -> None:
-        name = cast("Metric", cell.metric)
-        drawn[cell.id].append(Hour(hour * hours.HOUR_S, sums.requests, {name: sums.interval(name, cell.gamma)}))
+        drawn[cell.id].append(hours.of(cell, hour, sums, [cast("Metric", cell.metric)]))
 
     cells = list(reports.cells(session, now, each_hour=draw))
     found = by_segment(lines(cells, settings))
@@ -165,7 +163,7 @@ def _incumbent(shadow: Sequence[reports.CellReport], settings: Settings) -> list
     found = []
     for report in shadow:
         model = settings.model_for(report.deployment.model)
-        if model is not None and report.cell.draft == model.drafts[0].name:
+        if model is not None and model.drafts and report.cell.draft == model.drafts[0].name:
             found.append(report)
     return found
 
@@ -174,7 +172,7 @@ def _spark(line: Line, found: Sequence[Hour], since: float) -> Markup:
     points = [(hour.start_s, hour.figures[line.metric]) for hour in found]
     stretch = Stretch(points, baseline_of(line.report))
     low = 1.0 if line.metric == "acceptance_length" else 0.0
-    return spark(stretch, since=since, until=since + SPARK_HOURS * hours.HOUR_S, low=low, high=line.high)
+    return spark(stretch, since=since, until=since + reports.RECENT_HOURS * hours.HOUR_S, low=low, high=line.high)
 
 
 def _retrains(session: Session) -> list[Asked]:

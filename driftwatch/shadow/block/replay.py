@@ -69,6 +69,10 @@ class _Batch:
 class BlockDraft(HeadedDraft):
     """A head on its target."""
 
+    head: Head[Any]
+    proposals: int
+    """Made in a window."""
+
     def __init__(
         self,
         spec: Any,
@@ -87,21 +91,21 @@ class BlockDraft(HeadedDraft):
         needs_logits = agreement or rule == "rejection"
         self._target = target.model() if needs_logits or reads.layers is None else None
         self._needs_logits = needs_logits
-        self._states = states = target.states()
+        self.states = states = target.states()
         self.layers = reads.layers if reads.layers != () else default_layers(states.layers)
         own = checkpoint.tensors.get("lm_head.weight")
         _check(checkpoint, reads.width, self.layers, 0 if own is None else len(own), states, target)
         device, dtype = states.draft_device, states.dtype
         tensors = {name: value.to(device, dtype) for name, value in checkpoint.tensors.items()}
-        self._embedding = tensors.setdefault("embed_tokens.weight", states.embedding.to(device))
-        if reads.mask is not None and reads.mask >= len(self._embedding):
+        self.embedding = tensors.setdefault("embed_tokens.weight", states.embedding.to(device))
+        if reads.mask is not None and reads.mask >= len(self.embedding):
             raise ModelError(f"{checkpoint.what}: its mask token {reads.mask} is none of the target's")
         self._head_weight = tensors.get("lm_head.weight", states.head_weight)
         if (more := tensors.get(domino.CORRECTION)) is not None:  # a second output head beside the first
             self._head_weight = torch.cat([self._head_weight.to(device), more], dim=1)
-        self._head = HEADS[reads.kind](spec, tensors)
+        self.head = HEADS[reads.kind](spec, tensors)
         self._map = VocabularyMap(checkpoint.to_target, device)
-        self._proposals = depths if reads.slots is None else min(depths, reads.slots)
+        self.proposals = depths if reads.slots is None else min(depths, reads.slots)
         self.fingerprint = Fingerprint(
             reads.kind, checkpoint.sha256, checkpoint.parameters, len(self._head_weight), str(checkpoint.path)
         )
@@ -118,47 +122,47 @@ class BlockDraft(HeadedDraft):
         packed = pack(batch)
         sampling = Sampling.of_batch(batch) if self.rule == "rejection" else None
         given = _Batch(packed, self._read(packed), [tokens.length for tokens in batch], sampling)
-        figures = Figures.empty(len(packed.served), self._proposals, full=self.agreement)
+        figures = Figures.empty(len(packed.served), self.proposals, full=self.agreement)
         for b in range(len(batch)):
             self._sample(given, b, figures)
         weights = [self._weights(values) for values in packed.split(figures.weight)]
         if not self.agreement:
             return [(one, None) for one in weights]
-        served = packed.served.to(self._embedding.device)
+        served = packed.served.to(self.embedding.device)
         outside = self._map.draft_ids(served, self.fingerprint.vocabulary).cpu().numpy() < 0
         return list(zip(weights, agreements(packed, figures, outside), strict=True))
 
     def _read(self, packed: Packed) -> Read:
         if self.layers is not None:
-            return self._states.read(packed, self.layers, self._head.project, final=self._needs_logits)
+            return self.states.read(packed, self.layers, self.head.project, final=self._needs_logits)
         assert self._target is not None
         passes = self._target.prefill(packed.ids.to(self._target.device))
         last = torch.cat([states for _, _, states in passes if states is not None], dim=1)
-        return Read(self._head.project([last]), packed.gather([(0, last)]) if self._needs_logits else None)
+        return Read(self.head.project([last]), packed.gather([(0, last)]) if self._needs_logits else None)
 
     def _sample(self, given: _Batch, b: int, figures: Figures) -> None:
         """All windows of one sample, some at a time; what comes of them goes into ``figures``."""
-        packed, device = given.packed, self._embedding.device
+        packed, device = given.packed, self.embedding.device
         length = given.lengths[b]
-        embedded = F.embedding(packed.ids[b, :length].to(device), self._embedding)
-        context = self._head.context(given.read.states[b, :length], embedded)
+        embedded = F.embedding(packed.ids[b, :length].to(device), self.embedding)
+        context = self.head.context(given.read.states[b, :length], embedded)
         served, final = packed.served.to(device), given.read.final
         stop = packed.bounds[b + 1]
         for rows in self._windows(packed.bounds[b], stop):
             target = None
             if self._target is not None and final is not None:
-                reach = slice(rows.start, min(rows.stop + self._proposals - 1, stop))
+                reach = slice(rows.start, min(rows.stop + self.proposals - 1, stop))
                 target = target_rows(self._target, final, served, given.sampling, reach, full=self.agreement)
                 if self.agreement:
                     figures.surprise(rows, target[: rows.stop - rows.start], served[rows])
             at = packed.position[rows].to(device)
-            for depth, out in enumerate(self._head.propose(context, embedded, at, self._proposals)):
+            for depth, out in enumerate(self.head.propose(context, embedded, at, self.proposals)):
                 live = min(rows.stop, stop - depth) - rows.start  # windows whose proposal meets a served token
                 if live <= 0:
                     break
                 tokens = slice(rows.start + depth, rows.start + depth + live)
                 verdicts = judge(
-                    self._logits(out[:live]),
+                    self.logits(out[:live]),
                     served[tokens],
                     self._map,
                     rule=self.rule,
@@ -169,17 +173,18 @@ class BlockDraft(HeadedDraft):
 
     def _windows(self, start: int, stop: int) -> Iterator[slice]:
         widest = max(len(self._head_weight), 0 if self._target is None else self._target.vocabulary)
-        size = max(1, min(rows_at_once(widest), SLOTS // (self._proposals + 1)))
+        size = max(1, min(rows_at_once(widest), SLOTS // (self.proposals + 1)))
         return (slice(at, min(at + size, stop)) for at in range(start, stop, size))
 
-    def _logits(self, out: torch.Tensor) -> torch.Tensor:
+    def logits(self, out: torch.Tensor) -> torch.Tensor:
+        """[.., ids that it can propose] from what the head gives, [.., width]."""
         return F.linear(out, self._head_weight)
 
     def _weights(self, values: np.ndarray[Any, Any]) -> Weights:
-        missing = self.depths - self._proposals
+        missing = self.depths - self.proposals
         if missing == 0:
             return Weights(values)
-        return Weights(np.pad(values, ((0, 0), (0, missing))), np.full(len(values), self._proposals))
+        return Weights(np.pad(values, ((0, 0), (0, missing))), np.full(len(values), self.proposals))
 
 
 def _check(

@@ -36,6 +36,8 @@ CONTEXT_ROWS = 8192
 class Eagle3Draft(HeadedDraft):
     """An EAGLE-3 head on its target."""
 
+    head: Eagle3Head
+
     def __init__(
         self, checkpoint: Checkpoint, target: Target, *, depths: int, rule: Rule = "argmax", agreement: bool = False
     ) -> None:
@@ -44,7 +46,7 @@ class Eagle3Draft(HeadedDraft):
         only its hidden states can be had."""
         spec, states = checkpoint.spec, target.states()
         self.checkpoint, self.depths, self.rule, self.agreement = checkpoint, depths, rule, agreement
-        self._states = states
+        self.states = states
         self._target = target.model() if self._needs_logits else None
         what = f"draft {checkpoint.path} does not fit the target {target.path}"
         if spec.target_hidden != states.hidden:
@@ -71,9 +73,9 @@ class Eagle3Draft(HeadedDraft):
         if spec.head == "target":
             rows = states.head_weight
             tensors["lm_head.weight"] = rows if checkpoint.to_target is None else rows[checkpoint.to_target.to(device)]
-        self._embedding = tensors["embed_tokens.weight"]
+        self.embedding = tensors["embed_tokens.weight"]
         self._map = VocabularyMap(checkpoint.to_target, device)
-        self._head = Eagle3Head(spec, tensors)
+        self.head = Eagle3Head(spec, tensors)
         self.fingerprint = Fingerprint(
             "eagle3", checkpoint.sha256, checkpoint.parameters, spec.vocabulary, str(checkpoint.path)
         )
@@ -81,7 +83,7 @@ class Eagle3Draft(HeadedDraft):
     @torch.inference_mode()
     def measure(self, batch: Sequence[Tokens]) -> list[tuple[Weights, Agreement | None]]:
         packed = pack(batch)
-        read = self._states.read(packed, self.layers, self._head.project, final=self._needs_logits)
+        read = self.states.read(packed, self.layers, self.head.project, final=self._needs_logits)
         contexts = self._contexts(packed, read.states, [tokens.length for tokens in batch])
         return self._judge(batch, packed, read, contexts)
 
@@ -96,7 +98,7 @@ class Eagle3Draft(HeadedDraft):
             rows = slice(start, min(start + size, len(packed.served)))
             self._unroll(packed, read, contexts, sampling, rows, figures)
         weights = [Weights(values) for values in packed.split(figures.weight)]
-        outside = self._map.draft_ids(packed.served.to(self._head.device), self.checkpoint.spec.vocabulary).cpu() < 0
+        outside = self._map.draft_ids(packed.served.to(self.head.device), self.checkpoint.spec.vocabulary).cpu() < 0
         found = agreements(packed, figures, outside.numpy()) if self.agreement else [None] * len(batch)
         return list(zip(weights, found, strict=True))
 
@@ -112,7 +114,7 @@ class Eagle3Draft(HeadedDraft):
 
     def _contexts(self, packed: Packed, states: torch.Tensor, lengths: Sequence[int]) -> list[Keys]:
         """Depth-0 keys of each sample's rows 0 .. T-3."""
-        device = self._head.device
+        device = self.head.device
         ids = packed.ids.to(device)
         contexts = []
         for b, length in enumerate(lengths):
@@ -120,8 +122,8 @@ class Eagle3Draft(HeadedDraft):
             for start in range(0, length - 1, CONTEXT_ROWS):
                 stop = min(start + CONTEXT_ROWS, length - 1)
                 positions = torch.arange(start, stop, device=device) + self.checkpoint.spec.first_position
-                embedded = F.embedding(ids[b, start + 1 : stop + 1], self._embedding)
-                parts.append(self._head.context(embedded, states[b, start:stop], positions))
+                embedded = F.embedding(ids[b, start + 1 : stop + 1], self.embedding)
+                parts.append(self.head.context(embedded, states[b, start:stop], positions))
             keys, values = (torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("keys", "values"))
             contexts.append(Keys(keys, values))
         return contexts
@@ -136,7 +138,7 @@ class Eagle3Draft(HeadedDraft):
         figures: Figures,
     ) -> None:
         """All depths of some rows; what comes of them goes into ``figures``."""
-        device = self._head.device
+        device = self.head.device
         sample, position = packed.sample[rows].to(device), packed.position[rows].to(device)
         ids, left = packed.ids.to(device), packed.left[rows].to(device)
         served = packed.served.to(device)
@@ -156,7 +158,7 @@ class Eagle3Draft(HeadedDraft):
                 break
             fed = ids[sample, (position + depth).clamp(max=ids.shape[1] - 1)]
             at = position - 1 + depth + self.checkpoint.spec.first_position
-            query, keys = self._head.query(F.embedding(fed, self._embedding), hidden, at, keys=depth > 0)
+            query, keys = self.head.query(F.embedding(fed, self.embedding), hidden, at, keys=depth > 0)
             if keys is not None:
                 own.append(keys)
             attended = torch.cat(
@@ -165,12 +167,12 @@ class Eagle3Draft(HeadedDraft):
                     for b, last, part in segments
                 ]
             )
-            out = self._head.finish(hidden, attended)
+            out = self.head.finish(hidden, attended)
             at_token: slice | torch.Tensor = live + depth
             if len(live) == len(left):  # no row has ended: a view will do
                 at_token = slice(depth, depth + len(live))
             verdicts = judge(
-                self._head.logits(out[live]),
+                self.head.logits(out[live]),
                 served[rows.start :][at_token],
                 self._map,
                 rule=self.rule,
@@ -178,7 +180,7 @@ class Eagle3Draft(HeadedDraft):
                 sampling=None if settings is None else settings[at_token],
             )
             figures.put(live.cpu() + rows.start, depth, verdicts)
-            hidden = self._head.feedback(out)
+            hidden = self.head.feedback(out)
 
 
 def _segments(packed: Packed, rows: slice) -> list[tuple[int, torch.Tensor, slice]]:

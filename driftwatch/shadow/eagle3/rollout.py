@@ -21,7 +21,6 @@ tokens meet after a few windows.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -38,7 +37,7 @@ from driftwatch.shadow.draft import Tokens
 from driftwatch.shadow.eagle3.checkpoint import Checkpoint
 from driftwatch.shadow.eagle3.head import Keys, attend
 from driftwatch.shadow.eagle3.replay import Eagle3Draft
-from driftwatch.shadow.eagle3.tree import Growth, Tree
+from driftwatch.shadow.eagle3.tree import Growth, Tree, tree_sha256
 from driftwatch.shadow.judge import rows_at_once
 from driftwatch.shadow.packing import Packed
 from driftwatch.shadow.states.source import Read
@@ -75,8 +74,7 @@ class Eagle3TreeDraft(Eagle3Draft):
         super().__init__(checkpoint, target, depths=tree.steps, rule=rule, agreement=agreement)
         self.tree = tree
         self.cost = Cost()
-        sha256 = hashlib.sha256(f"{checkpoint.sha256}:{tree}".encode()).hexdigest()
-        self.fingerprint = replace(self.fingerprint, sha256=sha256, path=name)
+        self.fingerprint = replace(self.fingerprint, sha256=tree_sha256(checkpoint.sha256, tree), path=name)
 
     def _judge(
         self, batch: Sequence[Tokens], packed: Packed, read: Read, contexts: list[Keys]
@@ -111,7 +109,7 @@ class Eagle3TreeDraft(Eagle3Draft):
 
         A tree whose further levels would change nothing is left out of the later passes.
         """
-        device, topk, steps = self._head.device, self.tree.topk, self.tree.steps
+        device, topk, steps = self.head.device, self.tree.topk, self.tree.steps
         growth = Growth(self.tree, len(starts), device)
         accepted = torch.zeros(len(starts), dtype=torch.long, device=device)
         going = torch.arange(len(starts))
@@ -123,7 +121,7 @@ class Eagle3TreeDraft(Eagle3Draft):
         for depth in range(steps):
             out, keys = self._pass(fed, hidden, sample[going], row[going], depth, contexts, own)
             own += [] if keys is None else [keys]
-            p, choice = choices(self._head.logits(out), topk)
+            p, choice = choices(self.head.logits(out), topk)
             shape = (len(going), -1, topk)
             at = (starts[going] + depth).clamp(max=len(packed.served) - 1)
             served = torch.where(left[going] > depth, packed.served[at], -1).to(device)
@@ -134,7 +132,7 @@ class Eagle3TreeDraft(Eagle3Draft):
             if len(stay) == 0:
                 break
             growth.take(stay)
-            given = self._head.feedback(out).view(len(going), -1, out.shape[-1])
+            given = self.head.feedback(out).view(len(going), -1, out.shape[-1])
             fed, hidden = tokens[stay].flatten(), given[stay[:, None], parents[stay]].flatten(0, 1)
             own = [_of_trees(one, stay, topk) for one in own]
             going = going[stay.cpu()]
@@ -156,8 +154,8 @@ class Eagle3TreeDraft(Eagle3Draft):
         self.cost.rows += len(fed)
         beam = len(fed) // len(row)
         last = row.repeat_interleave(beam)
-        at = last.to(self._head.device) + depth + self.checkpoint.spec.first_position
-        query, keys = self._head.query(F.embedding(fed, self._embedding), hidden, at, keys=depth > 0)
+        at = last.to(self.head.device) + depth + self.checkpoint.spec.first_position
+        query, keys = self.head.query(F.embedding(fed, self.embedding), hidden, at, keys=depth > 0)
         seen = own if keys is None else [*own, keys]
         attended, start = [], 0
         for b, count in zip(*np.unique(sample.numpy(), return_counts=True), strict=True):
@@ -165,7 +163,7 @@ class Eagle3TreeDraft(Eagle3Draft):
             mine = [Keys(one.keys[:, part], one.values[:, part]) for one in seen]
             attended.append(attend(query[:, part], contexts[b], last[part], mine))
             start = part.stop
-        return self._head.finish(hidden, torch.cat(attended)), keys
+        return self.head.finish(hidden, torch.cat(attended)), keys
 
 
 def choices(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,11 +12,13 @@ ties to its top-k kernel.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from driftwatch.economics.shape import split_draft
 from driftwatch.errors import ModelError
 from driftwatch.shadow.ngram import parameters
 
@@ -58,16 +60,21 @@ def split_spec(spec: str | Path) -> tuple[str, Tree | None]:
 
     Raises ModelError with one line that names what is wrong with the tree.
     """
-    folder, colon, body = str(spec).rpartition(":")
-    if not colon or "=" not in body or "/" in body or Path(spec).exists():
+    folder, body = split_draft(str(spec))
+    if not body or Path(spec).exists():
         return str(spec), None
     if not Path(folder).exists():
-        raise ModelError(f"draft {spec}: no such folder ({folder or '.'}), and no draft of that name")
+        raise ModelError(f"draft {spec}: no such folder ({folder}), and no draft of that name")
     found = parameters(str(spec), folder, RANGES)
     try:
         return folder, Tree(**found)
     except ValueError as error:
         raise ModelError(f"draft {spec}: {error}") from None
+
+
+def tree_sha256(weights: str, tree: Tree) -> str:
+    """The fingerprint of a head, by that of its weights, that drafts this tree: another than the head's as a chain."""
+    return hashlib.sha256(f"{weights}:{tree}".encode()).hexdigest()
 
 
 class Growth:

@@ -10,7 +10,7 @@ import torch
 from driftwatch.economics.profile import CostProfile
 from driftwatch.economics.shape import CHAIN, Shape
 from driftwatch.shadow.draft import hash_weights
-from driftwatch.shadow.eagle3.tree import split_spec
+from driftwatch.shadow.eagle3.tree import split_spec, tree_sha256
 from driftwatch.shadow.ngram import parse as parse_ngram
 from driftwatch.shadow.open import folder_of, is_named, kind_of
 
@@ -32,7 +32,7 @@ def draft_hash(spec: str) -> str:
     if is_named(spec):
         return parse_ngram(spec).fingerprint.sha256
     weights, tree = hash_weights(folder_of(spec)), split_spec(spec)[1]
-    return weights if tree is None else hashlib.sha256(f"{weights}:{tree}".encode()).hexdigest()
+    return weights if tree is None else tree_sha256(weights, tree)
 
 
 def target_hash(path: Path) -> str:

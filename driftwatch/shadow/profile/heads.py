@@ -17,7 +17,7 @@ class Eagle3Passes:
     """Single passes of an EAGLE-3 head, with torch's own attention over a cache of random keys."""
 
     def __init__(self, draft: Eagle3Draft) -> None:
-        self._head, self._embedding, self.layers = draft._head, draft._embedding, draft.layers
+        self._head, self._embedding, self.layers = draft.head, draft.embedding, draft.layers
         self._first = draft.checkpoint.spec.first_position
         self._keys = self._values = self._hidden = torch.empty(0)
         self._context = 0
@@ -92,15 +92,15 @@ class BlockPasses:
     """
 
     def __init__(self, draft: BlockDraft) -> None:
-        self._draft, self._head = draft, draft._head
-        self.layers = draft.layers if draft.layers is not None else (draft._states.layers,)
+        self._draft, self._head = draft, draft.head
+        self.layers = draft.layers if draft.layers is not None else (draft.states.layers,)
         self._embedded = self._context = self._at = torch.empty(0)
         self._held = (0, 0)
 
     def begin(self, batch: int, context: int) -> None:
         if self._held == (batch, context):
             return
-        table, width = self._draft._embedding, self._head.reads.width
+        table, width = self._draft.embedding, self._head.reads.width
         make: dict[str, Any] = {"device": table.device, "dtype": table.dtype}
         self._embedded = table[torch.arange(context + 1, device=table.device) % len(table)]
         states = self._head.project([torch.randn(context + 1, width, **make) for _ in self.layers])
@@ -109,11 +109,11 @@ class BlockPasses:
         self._held = (batch, context)
 
     def propose(self, ids: torch.Tensor) -> torch.Tensor:
-        self._embedded[-1] = self._draft._embedding[ids[-1, 0].to(self._embedded.device)]
-        found = self._head.propose(self._context, self._embedded, self._at, self._draft._proposals)
-        return torch.stack([self._draft._logits(out).argmax(dim=-1) for out in found], dim=1)
+        self._embedded[-1] = self._draft.embedding[ids[-1, 0].to(self._embedded.device)]
+        found = self._head.propose(self._context, self._embedded, self._at, self._draft.proposals)
+        return torch.stack([self._draft.logits(out).argmax(dim=-1) for out in found], dim=1)
 
     def verified(self, ids: torch.Tensor, states: list[torch.Tensor]) -> None:
         """The keys of what was verified, of all sequences as one."""
-        embedded = F.embedding(ids.flatten().to(self._embedded.device), self._draft._embedding)
+        embedded = F.embedding(ids.flatten().to(self._embedded.device), self._draft.embedding)
         self._head.context(self._head.project(states).flatten(0, 1), embedded)

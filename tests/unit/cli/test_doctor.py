@@ -106,3 +106,12 @@ def test_a_profile_that_cannot_be_used_is_a_problem(tmp_path: Path) -> None:
         f"it has no draft; measure it again with `driftwatch profile` --draft {MODELS / 'chain'}",
     )
     assert len(found(alone, drafts=[{"path": "ngram:min=1,max=3"}])) == 1
+
+
+def test_only_what_a_profile_prices_is_compared_with_it(tmp_path: Path) -> None:
+    tree = f"{MODELS / 'eagle3'}:steps=5,topk=4,tokens=8"
+    path = profiled(tmp_path / "tree.json", tree, "steps=5,topk=4,tokens=8")
+    lookup, chain = {"name": "lookup", "path": "ngram:min=1,max=3"}, {"name": "new", "path": str(MODELS / "chain")}
+    for drafts in ([], [{"path": None}], [{"path": None}, chain], [lookup], [lookup, {"path": tree}]):
+        assert [level for level, _ in found(path, drafts=drafts)] == ["ok"]
+    assert [level for level, _ in found(path, drafts=[lookup, chain])] == ["ok", "problem", "problem"]

@@ -123,3 +123,17 @@ def test_a_tree_priced_as_a_chain_says_so(path: str) -> None:
     assert found is not None
     assert found.mismatches("", {}) == ("the draft makes a tree of steps=5,topk=4,tokens=8, and is priced as a chain",)
     assert found.origin()["priced_as"] == "chain"
+
+
+def test_how_a_draft_without_a_path_proposes_is_not_known(tmp_path: Path) -> None:
+    file = tmp_path / "tree.json"
+    file.write_text(json.dumps(MEASURED.to_json() | {"shape": "steps=5,topk=4,tokens=8"}))
+    live = {"name": "incumbent", "path": None}
+    given = model(profile=str(file), drafts=[live, TRAINED | {"name": "chain"}, LOOKUP])
+    told = {}
+    for name in ("incumbent", "chain", "lookup"):
+        found = costs.of(given, name)
+        assert found is not None
+        told[name] = found.mismatches("", {})
+    priced = "and is priced as a tree of steps=5,topk=4,tokens=8"
+    assert told == {"incumbent": (), "chain": (f"the draft makes a chain, {priced}",), "lookup": ()}

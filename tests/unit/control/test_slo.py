@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from driftwatch.control.slo import BURNS, NAMES, WINDOWS, Verdict, exported
+from driftwatch.control import judgement
+from driftwatch.control.slo import BURNS, WINDOWS, Verdict, window_name
 from driftwatch.store.latencies import Over
 
 M5, M30, H1, H6, D3 = WINDOWS
@@ -42,7 +43,7 @@ def test_a_burn_must_matter_and_last(shares: dict[str, float], state: str) -> No
 def test_windows_are_those_of_the_burns() -> None:
     assert {seconds for burn in BURNS for seconds in (burn.long_s, burn.short_s)} == set(WINDOWS)
     assert (M5, M30, H1, H6, D3) == (300, 1800, 3600, 21600, 259200)
-    assert sorted(NAMES) == WINDOWS
+    assert [window_name(seconds) for seconds in WINDOWS] == ["5m", "30m", "1h", "6h", "3d"]
 
 
 def test_what_is_told() -> None:
@@ -55,7 +56,9 @@ def test_what_is_told() -> None:
 def test_what_is_exported_rests_on_enough_requests() -> None:
     found = verdict(h1=0.2, m5=0.3)
     assert found.burn_rates == {M5: 30.0, M30: 0.0, H1: 20.0, H6: 0.0, D3: 0.0}
-    samples = {(one.name, *one.labels.values()): one.value for family in exported([found]) for one in family.samples}
+    samples = {
+        (one.name, *one.labels.values()): one.value for family in judgement.slo([found]) for one in family.samples
+    }
     assert samples["driftwatch_slo_burn_rate", "all", "ttft", "1h"] == 20.0
     assert samples["driftwatch_slo_limit_seconds", "ttft"] == 1.0
     states = {key[-1]: value for key, value in samples.items() if key[0] == "driftwatch_slo_state"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from driftwatch.economics.load import at_rate
 from driftwatch.economics.profile import CostProfile
 from driftwatch.economics.range import Range
-from driftwatch.economics.shape import CHAIN, Shape
+from driftwatch.economics.shape import CHAIN, Shape, split_draft
 from driftwatch.economics.sizing import flip_batch, room
 from driftwatch.economics.step import StepTime
 from driftwatch.economics.value import Value, best, speedup
@@ -103,7 +103,10 @@ def test_profiles_of_before_shapes_are_chains() -> None:
     assert CostProfile.from_json(data) == PROFILE
 
 
-@pytest.mark.parametrize("text", ["", "star", "steps=5", "steps=5,topk=4,tokens=x", "steps=0,topk=4,tokens=8"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "star", "steps=5", "steps=5,topk=4,tokens=x", "steps=0,topk=4,tokens=8", "steps=5,steps=6,topk=4,tokens=8"],
+)
 def test_other_shapes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"write chain, block|at least 1"):
         Shape.of(text)
@@ -113,3 +116,9 @@ def test_the_tree_in_a_drafts_name() -> None:
     assert Shape.of_draft("/models/head:steps=5,topk=4,tokens=8") == TREE
     for other in ("/models/head", "ngram:min=1,max=3", "lookahead:window=5,ngram=3,guesses=5", ""):
         assert Shape.of_draft(other) is None
+    for spec, parts in (
+        ("/models/head: topk=4, steps=5,tokens=8", ("/models/head", " topk=4, steps=5,tokens=8")),
+        ("C:/models/a=b", ("C:/models/a=b", "")),
+        (":steps=5,topk=4,tokens=8", (":steps=5,topk=4,tokens=8", "")),
+    ):
+        assert split_draft(spec) == parts

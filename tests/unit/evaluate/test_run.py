@@ -94,6 +94,15 @@ def test_a_draft_is_priced_by_its_own_shape_or_not_at_all(
     json.dumps(found.to_json(), allow_nan=False)
 
 
+def test_a_tree_deeper_than_the_usual_lengths_has_figures(records: Path) -> None:
+    tree = f"{EAGLE3}:steps=10,topk=2,tokens=12"
+    found = evaluated(records, tree, f"shape: 'steps=10,topk=2,tokens=12'\nbatches: [{ROW}]")
+    trained = found.segments[0].candidates[0]
+    assert [*trained.figures] == [10]
+    assert (trained.figures[10]["acceptance_length"].value or 0.0) > 1.0
+    assert [value.gamma for value in trained.values] == [10]
+
+
 def test_costs_without_a_draft_are_refused_before_anything_is_replayed(records: Path) -> None:
     bare = "batches: [{batch: 1, step_ms: 20, v: {4: 1.1}}]"
     with pytest.raises(DriftwatchError, match="the cost profile has no draft; measure it with"):

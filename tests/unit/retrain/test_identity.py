@@ -49,8 +49,17 @@ def test_a_head_that_is_served_as_a_tree_is_the_head_in_its_folder() -> None:
     found, plain = (identity.draft(path, {}, None) for path in (f"{MODELS / 'eagle3'}:{tree}", str(MODELS / "eagle3")))
     assert found == plain | {"tree": tree}
     assert (found["strategy"], plain["tree"]) == ("eagle3", None)
+    away = identity.draft("/of/another/machine: topk=4,steps=5,tokens=8", {}, None)
+    assert (away["path"], away["tree"]) == ("/of/another/machine", tree), "as fingerprints write it"
     named = identity.draft("ngram:min=1,max=3", {}, None)
     assert (named["path"], named["tree"], named["strategy"]) == ("ngram:min=1,max=3", None, None)
+
+
+def test_a_folder_whose_name_ends_like_a_tree_is_a_folder(tmp_path: Path) -> None:
+    odd = tmp_path / "head:steps=5,topk=4,tokens=8"
+    odd.mkdir()
+    found = identity.draft(str(odd), {}, None)
+    assert (found["path"], found["tree"]) == (str(odd), None)
 
 
 def test_the_output_head_of_a_target_is_named(tmp_path: Path) -> None:

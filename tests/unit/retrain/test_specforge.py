@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from driftwatch.retrain.export import FEATURES, TRAIN
 from driftwatch.retrain.specforge import PLACEHOLDERS, VERSION, Run
 
 MODELS = Path(__file__).parents[2] / "data" / "models"
@@ -106,6 +107,17 @@ def test_where_messages_are_known_answers_can_be_generated_anew() -> None:
     lines = commands("file:///c.jsonl", "/d e")
     assert list(lines)[:2] == ["regenerate", "features"]
     assert "/d e/config.json" in shlex.split(lines["features"])
+
+
+def test_the_commands_name_the_files_that_are_written() -> None:
+    one = Run("r", "/t", "/d", "eagle3")
+    lines = one.commands(None)
+    read = {name: shlex.split(lines[name])[3].removeprefix("OUTPUT_DIR/") for name in ("train", "train_offline")}
+    found = {name: yaml.safe_load(one.files()[file])["data"] for name, file in read.items()}
+    assert found["train"]["prompts_path"] == f"OUTPUT_DIR/{TRAIN}"
+    assert found["train_offline"]["hidden_states_path"] == f"OUTPUT_DIR/{FEATURES}"
+    rows = shlex.split(lines["features_of_rows"])
+    assert rows[rows.index("--data") + 1] == found["train"]["prompts_path"]
 
 
 def test_every_name_in_capitals_is_told() -> None:

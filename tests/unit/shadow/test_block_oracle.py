@@ -38,14 +38,14 @@ def _recorded(name: str) -> dict[str, NDArray[Any]]:
 def logits_of(draft: BlockDraft, tokens: Tokens) -> list[torch.Tensor]:
     """Logits of every depth as the replay computes them, [rows alive, Vd] each."""
     found: list[torch.Tensor] = []
-    compute = draft._logits
+    compute = draft.logits
 
     def recording(out: torch.Tensor) -> torch.Tensor:
         found.append(compute(out))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft, "_logits", recording)
+        patch.setattr(draft, "logits", recording)
         draft.replay([tokens])
     return found
 

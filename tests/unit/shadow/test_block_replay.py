@@ -52,8 +52,8 @@ def sample(seed: int, prompt: int, output: int) -> Tokens:
 @torch.inference_mode()
 def proposed(draft: BlockDraft, tokens: Tokens) -> list[torch.Tensor]:
     """What the output head reads, by depth, of every window."""
-    found: list[list[torch.Tensor]] = [[] for _ in range(draft._proposals)]
-    propose = draft._head.propose
+    found: list[list[torch.Tensor]] = [[] for _ in range(draft.proposals)]
+    propose = draft.head.propose
 
     def recording(*arguments: Any) -> Iterator[torch.Tensor]:
         for depth, out in enumerate(propose(*arguments)):
@@ -61,7 +61,7 @@ def proposed(draft: BlockDraft, tokens: Tokens) -> list[torch.Tensor]:
             yield out
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft._head, "propose", recording)
+        patch.setattr(draft.head, "propose", recording)
         draft.replay([tokens])
     return [torch.cat(parts) for parts in found if parts]
 

@@ -65,3 +65,10 @@ def test_one_from_elsewhere_is_not_opened_whoever_let_it_in(sqlite_store: Store,
     assert verdict.skipped == "candidate_refused"
     (inside,) = one.judge([task(shutil.copytree(CHAIN, tmp_path / "candidates" / "new"), draft="candidate-2")])
     assert inside.replay is not None
+
+
+def test_a_candidate_may_take_the_place_of_prompt_lookup(sqlite_store: Store, tmp_path: Path) -> None:
+    """Whose name looks like a folder with a tree, and is none."""
+    one = worker(sqlite_store, tmp_path, "ngram:min=1,max=3")
+    (verdict,) = one.judge([task(shutil.copytree(CHAIN, tmp_path / "candidates" / "new"))])
+    assert (verdict.skipped, verdict.replay is not None) == (None, True)

@@ -87,6 +87,8 @@ def test_records_are_rows_too(tmp_path: Path) -> None:
     with gzip.open(path, "wt") as file:
         file.write('{"id": "a", "prompt_token_ids": [1, 2], "output_token_ids": [3]}\n')
     assert read(path) == ([([1, 2], [1, 2, 3])], {})
+    empty = {"id": "b", "prompt_token_ids": [1, 2], "output_token_ids": []}
+    assert read(written(tmp_path, empty)) == ([], {"too_short": 1}), "a request that came to nothing is no row"
 
 
 @pytest.mark.parametrize(

@@ -65,17 +65,17 @@ def compare(draft: Eagle3Draft, name: str) -> Comparison:
 def _logits(draft: Eagle3Draft, sample: Tokens) -> list[torch.Tensor]:
     """The head's logits at every depth, [starts, Vd] each."""
     seen: list[torch.Tensor] = []
-    compute = draft._head.logits
+    compute = draft.head.logits
 
     def recording(out: torch.Tensor) -> torch.Tensor:
         seen.append(compute(out))
         return seen[-1]
 
-    draft._head.logits = recording  # type: ignore[method-assign]
+    draft.head.logits = recording  # type: ignore[method-assign]
     try:
         draft.replay([sample])
     finally:
-        draft._head.logits = compute  # type: ignore[method-assign]
+        draft.head.logits = compute  # type: ignore[method-assign]
     return seen
 
 

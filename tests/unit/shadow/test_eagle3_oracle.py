@@ -37,7 +37,7 @@ class Recorded:
     def __init__(self, draft: Eagle3Draft, monkeypatch: pytest.MonkeyPatch) -> None:
         self.logits: list[torch.Tensor] = []
         self.figures: list[Figures] = []
-        compute = draft._head.logits
+        compute = draft.head.logits
 
         def folding(packed: Packed, figures: Figures, outside: NDArray[np.bool_]) -> list[Agreement]:
             self.figures.append(figures)
@@ -47,7 +47,7 @@ class Recorded:
             self.logits.append(compute(out))
             return self.logits[-1]
 
-        monkeypatch.setattr(draft._head, "logits", recording)
+        monkeypatch.setattr(draft.head, "logits", recording)
         monkeypatch.setattr(unroll, "agreements", folding)
 
 

@@ -174,8 +174,8 @@ def test_eagle3_under_rejection_from_its_definition(eagle3: Checkpoint, target: 
     draft = Eagle3Draft(eagle3, target, depths=4, rule="rejection")
     assert eagle3.to_target is not None
     seen: list[torch.Tensor] = []
-    compute = draft._head.logits
-    draft._head.logits = lambda out: seen.append(compute(out)) or seen[-1]  # type: ignore[method-assign,func-returns-value]
+    compute = draft.head.logits
+    draft.head.logits = lambda out: seen.append(compute(out)) or seen[-1]  # type: ignore[method-assign,func-returns-value]
     found = draft.replay([sample])[0].values
     x = torch.tensor([*sample.prompt, *sample.output])
     with torch.inference_mode():

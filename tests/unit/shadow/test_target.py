@@ -14,8 +14,10 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
+from driftwatch.cli.candidate import candidate
 from driftwatch.cli.doctor import doctor
 from driftwatch.cli.replay import replay
+from driftwatch.cli.retrain import retrain
 from driftwatch.errors import ModelError
 from driftwatch.settings import Settings
 from driftwatch.shadow.causal import Causal
@@ -129,17 +131,23 @@ def test_a_spread_target_gives_the_same_weights(eagle3: Checkpoint, target: Targ
     assert [one.values.tolist() for one in found] == [one.values.tolist() for one in expected]
 
 
-def test_the_settings_device_map_reaches_transformers(sqlite_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the worker, the replay command and the doctor: each refuses a map that transformers does not know."""
+def test_the_settings_device_map_reaches_transformers(
+    sqlite_store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the worker and the commands that load a target: each refuses a map that transformers does not know."""
     draft = str(DATA / "models" / "eagle3")
     model = {"name": "*", "target": str(STORED), "drafts": [{"path": draft}]}
     with pytest.raises(ModelError, match="target .*nonsense"):
         Worker(Settings(models=[model], shadow={"device": "cpu", "device_map": "nonsense"}), sqlite_store)
     monkeypatch.setenv("DRIFTWATCH_SHADOW__DEVICE_MAP", "nonsense")
     options = ["--draft", draft, "--target", str(STORED)]
-    done = CliRunner().invoke(replay, [str(DATA / "traces" / "eagle3.T0.jsonl"), *options])
-    assert isinstance(done.exception, ModelError)
-    assert "nonsense" in str(done.exception)
+    records = str(DATA / "traces" / "eagle3.T0.jsonl")
+    training = ["features", "--data", records, "--out", str(tmp_path / "out"), *options]
+    compared = ["compare", records, "--incumbent", draft, "--candidate", draft, "--target", str(STORED)]
+    for command, arguments in ((replay, [records, *options]), (candidate, compared), (retrain, training)):
+        done = CliRunner().invoke(command, arguments)
+        assert isinstance(done.exception, ModelError)
+        assert "nonsense" in str(done.exception)
     assert "nonsense" in CliRunner().invoke(doctor, options).output
 
 

@@ -181,6 +181,12 @@ def test_records_of_a_trace_are_read_beside_all_that(tmp_path: Path) -> None:
     assert (len(records), records[-1].id, skipped) == (73, "rid-1", {})
 
 
+def test_records_of_requests_that_came_to_nothing_are_counted_and_not_sent(tmp_path: Path) -> None:
+    empty = {"id": "a", "prompt_token_ids": [1, 2], "output_token_ids": []}
+    records, skipped = ingest(tmp_path / "records.jsonl", empty, empty | {"id": "b", "output_token_ids": [3, 4]}, empty)
+    assert ([record.id for record in records], skipped) == (["b"], {"too_short": 2})
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

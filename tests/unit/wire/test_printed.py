@@ -234,6 +234,25 @@ def test_a_file_of_other_lines_is_refused_at_its_first(tmp_path: Path) -> None:
             ingest(tmp_path / "server.log", *lines)
 
 
+NOISE = ['{"level": "info", "msg": "started", "port": 30000}', '{"id": "x"}', "[1, 2]"]
+
+
+@pytest.mark.parametrize("first", [[], OTHER])
+def test_json_that_an_engine_prints_beside_its_requests_is_counted(tmp_path: Path, first: list[str]) -> None:
+    request = sglang(OBJ, OUT, before="")
+    (record,), skipped = ingest(tmp_path / "server.log", *first, *NOISE, request, *NOISE)
+    assert (record.id, skipped) == ("rid-1", {"no_request": len(first) + 2 * len(NOISE)})
+    with pytest.raises(RecordError, match=r"server.log:1: (id: Field required|not a JSON object)"):
+        ingest(tmp_path / "server.log", *first, *NOISE)
+
+
+def test_a_broken_record_among_records_is_refused(tmp_path: Path) -> None:
+    good, bad = '{"id": "a", "prompt": "p", "output": "o"}', '{"id": "b", "prompt": "p", "output": 5}'
+    for lines in ((good, bad), (good, bad, good)):
+        with pytest.raises(RecordError, match=r"records.jsonl:2: output: "):
+            ingest(tmp_path / "records.jsonl", *lines)
+
+
 def test_a_json_log_may_have_times_before_its_lines_and_others_between(tmp_path: Path) -> None:
     line = '{"timestamp": "2026-11-29T10:00:00", "event": "request.received", "rid": "r", "obj": {}}'
     records, skipped = ingest(tmp_path / "server.log", *OTHER, f"[2026-11-29 10:00:00] {line}", line)

@@ -42,8 +42,8 @@ def test_a_block_proposes_what_its_replay_does(target: Target) -> None:
         passes.begin(3, 20)
         found = passes.propose(torch.tensor([[7], [7], [7]]))
         at = torch.tensor([20])
-        outs = draft._head.propose(passes._context, passes._embedded, at, 3)
-        expected = [int(draft._logits(out).argmax()) for out in outs]
+        outs = draft.head.propose(passes._context, passes._embedded, at, 3)
+        expected = [int(draft.logits(out).argmax()) for out in outs]
     assert found.tolist() == [expected] * 3
     loop = Passes(target.model(), passes, Shape("block"))
     assert all(len(lap.drafts) == 1 for gamma in (1, 3) for lap in loop.laps(3, 20, gamma))

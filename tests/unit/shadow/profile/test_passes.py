@@ -60,8 +60,8 @@ def test_an_eagle3_pass_is_that_of_the_replay(target: Target, eagle3: Checkpoint
     states = [
         target.model().model(input_ids=ids[:, :-1], output_hidden_states=True).hidden_states[i] for i in draft.layers
     ]
-    projected = draft._head.project(states)[0]
-    head, embedding = draft._head, draft._embedding
+    projected = draft.head.project(states)[0]
+    head, embedding = draft.head, draft.embedding
     # Row s holds state s with token s + 1; the last row proposes.
     keys = head.context(embedding[ids[0, 1:-1]], projected[:-1], torch.arange(19) + passes._first)
     passes.begin(1, 19)
