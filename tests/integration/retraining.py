@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import httpx
 import sqlalchemy as sa
+import yaml
 from fastapi.testclient import TestClient
 from sqlalchemy.orm import Session
 
@@ -18,9 +20,11 @@ from driftwatch.control.app import create_app
 from driftwatch.retrain.policy import propose
 from driftwatch.settings import Settings
 from driftwatch.store.connection import Store
+from driftwatch.store.migrate import upgrade
 from driftwatch.store.schema import Cell, Delivery, Event, Retrain
+from tests.e2e.machine import Machine
 
-from .test_control import record
+from .test_control import judge, record
 
 CHAIN = Path(__file__).parents[1] / "data" / "models" / "chain"
 HOOK = {"name": "hook", "url": "http://127.0.0.1:9/hook", "secrets": ["whsec_c2VjcmV0"]}
@@ -84,6 +88,26 @@ def alarmed(
     session.add(event)
     session.flush()
     return propose(session, event, cooldown_s=3600, policy=settings.retrain.policy)
+
+
+@contextmanager
+def asking(folder: Path, **settings: Any) -> Iterator[tuple[Machine, Store, str]]:
+    """A machine whose control runs and has asked for training after 40 requests; its store, and the retrain's id."""
+    models = CHAIN.parent
+    model = {"name": "*", "target": str(models / "target"), "drafts": [{"path": str(models / "eagle3")}], "gamma": 3}
+    machine = Machine(folder, models=[model], detect={"baseline": {"min_requests": 10_000}}, **settings)
+    read = Settings(**yaml.safe_load(machine.config.read_text()))
+    store = Store(read.store.url)
+    try:
+        upgrade(store)
+        machine.start_control()
+        records = [record(i, "a", output_token_ids=[i, *range(32)]) for i in range(40)]
+        assert httpx.post(f"{machine.control}/v1/samples", json=records).json()["stored"] == 40
+        judge(store, read, 0.5)
+        yield machine, store, alarm(store, read, start=0.0).id
+    finally:
+        machine.stop()
+        store.close()
 
 
 def lines(uri: str) -> list[dict[str, Any]]:

@@ -14,13 +14,9 @@ from typing import Any
 import httpx
 import yaml
 
-from driftwatch.settings import Settings
-from driftwatch.store.connection import Store
-from driftwatch.store.migrate import upgrade
-from tests.e2e.machine import Machine, until
+from tests.e2e.machine import until
 
-from .retraining import CHAIN, alarm
-from .test_control import judge, record
+from .retraining import asking
 
 SCRIPT = Path(__file__).parent / "receiver.mjs"
 SECRET, OTHER = ("whsec_" + base64.b64encode(key * 24).decode() for key in (b"a", b"b"))
@@ -41,34 +37,15 @@ def listening(folder: Path, secret: str, candidates: Path) -> Iterator[str]:
 def test_a_receiver_in_javascript_goes_all_the_way(tmp_path: Path) -> None:
     candidates, runs = tmp_path / "candidates", tmp_path / "runs"
     candidates.mkdir()
-    models = CHAIN.parent
-    model = {"name": "*", "target": str(models / "target"), "drafts": [{"path": str(models / "eagle3")}], "gamma": 3}
     with listening(runs, SECRET, candidates) as url, listening(tmp_path / "wrong", OTHER, candidates) as wrong:
         hooks = [{"name": "right", "url": url, "secrets": [OTHER, SECRET]}]
         hooks += [{"name": "wrong", "url": wrong, "secrets": [SECRET]}]
-        machine = Machine(
-            tmp_path,
-            models=[model],
-            detect={"baseline": {"min_requests": 10_000}},
-            retrain={"export_dir": str(tmp_path / "exports"), "candidates_dir": str(candidates)},
-            webhooks=hooks,
-        )
-        settings = Settings(**yaml.safe_load(machine.config.read_text()))
-        store = Store(settings.store.url)
-        try:
-            upgrade(store)
-            machine.start_control()
-            records = [record(i, "a", output_token_ids=[i, *range(32)]) for i in range(40)]
-            assert httpx.post(f"{machine.control}/v1/samples", json=records).json()["stored"] == 40
-            judge(store, settings, 0.5)
-            id = alarm(store, settings, start=0.0).id
+        places = {"export_dir": str(tmp_path / "exports"), "candidates_dir": str(candidates)}
+        with asking(tmp_path, retrain=places, webhooks=hooks) as (machine, _, id):
             machine.start("shadow")
             verdict: dict[str, Any] = until(lambda: told(runs), 180)
             retrain = httpx.get(f"{machine.control}/v1/retrains/{id}").json()
             refused = httpx.get(f"{machine.control}/v1/deliveries").json()["deliveries"]
-        finally:
-            machine.stop()
-            store.close()
     assert [step["after"] for step in retrain["history"]] == [
         "proposed",
         "requested",

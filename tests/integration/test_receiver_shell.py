@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,25 +11,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
-import pytest
 import sqlalchemy as sa
 import yaml
 
-from driftwatch.settings import Settings
-from driftwatch.store.connection import Store
-from driftwatch.store.migrate import upgrade
 from driftwatch.store.schema import Delivery
-from tests.e2e.machine import Machine, until
+from tests.e2e.machine import until
 from tests.serving import serving
 
-from .retraining import CHAIN, alarm
-from .test_control import judge, record
+from .retraining import asking
 
 SCRIPT = Path(__file__).parent / "receiver.sh"
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
-MISSING = [tool for tool in ("curl", "jq", "openssl") if shutil.which(tool) is None]
-
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not checked in shell: no {' and no '.join(MISSING)} here")
 
 
 @contextmanager
@@ -59,35 +50,18 @@ def listening(folder: Path, secret: str) -> Iterator[tuple[str, list[int]]]:
 def test_a_shell_script_can_verify_start_and_report(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
-    models = CHAIN.parent
-    model = {"name": "*", "target": str(models / "target"), "drafts": [{"path": str(models / "eagle3")}], "gamma": 3}
     wrong_secret = SECRET[:-4] + "eHg="
     with listening(runs, SECRET) as (url, answers), listening(runs, wrong_secret) as (wrong, refusals):
-        machine = Machine(
-            tmp_path,
-            models=[model],
-            detect={"baseline": {"min_requests": 10_000}},
-            retrain={"export_dir": str(tmp_path / "exports")},
-            webhooks=[{"name": name, "url": at, "secrets": [SECRET]} for name, at in (("r", url), ("w", wrong))],
-        )
-        settings = Settings(**yaml.safe_load(machine.config.read_text()))
-        store = Store(settings.store.url)
-        try:
-            upgrade(store)
-            machine.start_control()
-            records = [record(i, "a", output_token_ids=[i, *range(32)]) for i in range(40)]
-            assert httpx.post(f"{machine.control}/v1/samples", json=records).json()["stored"] == 40
-            judge(store, settings, 0.5)
-            retrain = f"{machine.control}/v1/retrains/{alarm(store, settings, start=0.0).id}"
+        hooks = [{"name": name, "url": at, "secrets": [SECRET]} for name, at in (("r", url), ("w", wrong))]
+        exports = {"export_dir": str(tmp_path / "exports")}
+        with asking(tmp_path, retrain=exports, webhooks=hooks) as (machine, store, id):
+            retrain = f"{machine.control}/v1/retrains/{id}"
             until(lambda: httpx.get(retrain).json()["state"] == "training")
             until(lambda: len(answers) == 1 and refusals)
             with store.write() as session:  # the answer got lost: the same again
                 again = sa.update(Delivery).where(Delivery.endpoint == "r").values(state="pending", due_at=0)
                 session.execute(again)
             until(lambda: len(answers) == 2)
-        finally:
-            machine.stop()
-            store.close()
     assert (set(answers), set(refusals)) == ({204}, {401})
     (run,) = runs.iterdir()
     assert len((run / "train.jsonl").read_text().splitlines()) > 10

@@ -127,19 +127,27 @@ class ExplicitChain:
         return logits, normed if spec.norm_output else out
 
 
-def propose(checkpoint: Checkpoint, target: Target, known: Sequence[int], gamma: int) -> list[int]:
-    """What the head proposes after the tokens known so far, each proposal fed to make the next."""
+def fed(
+    checkpoint: Checkpoint, target: Target, known: Sequence[int]
+) -> tuple[ExplicitChain, torch.Tensor, torch.Tensor]:
+    """The head after the tokens known so far, and what it says of the next: logits and its own output."""
     spec, model = checkpoint.spec, target.model()
-    assert checkpoint.to_target is not None
     with torch.inference_mode():
         found = model.model(torch.tensor([known]), output_hidden_states=True).hidden_states
     chain = ExplicitChain(spec, checkpoint.tensors, checkpoint.tensors.get("embed_tokens.weight", model.embedding))
     for s in range(len(known) - 1):
         layers = [found[i][0, s] for i in spec.layers(model.layers)]
         logits, hidden = chain.step(known[s + 1], chain.first(layers), s + spec.first_position)
+    return chain, logits, hidden
+
+
+def propose(checkpoint: Checkpoint, target: Target, known: Sequence[int], gamma: int) -> list[int]:
+    """What the head proposes after the tokens known so far, each proposal fed to make the next."""
+    assert checkpoint.to_target is not None
+    chain, logits, hidden = fed(checkpoint, target, known)
     proposals = [int(checkpoint.to_target[int(logits.argmax())])]
     for depth in range(1, gamma):
-        logits, hidden = chain.step(proposals[-1], hidden, len(known) - 2 + depth + spec.first_position)
+        logits, hidden = chain.step(proposals[-1], hidden, len(known) - 2 + depth + checkpoint.spec.first_position)
         proposals.append(int(checkpoint.to_target[int(logits.argmax())]))
     return proposals
 

@@ -30,7 +30,7 @@ from driftwatch.shadow.target import Target
 
 from .conftest import CPU, DATA, tokens_of, trace
 from .test_batches import Largest
-from .test_eagle3_chain import VOCABULARY, ExplicitChain, flags, random_head, random_spec, random_target
+from .test_eagle3_chain import VOCABULARY, fed, flags, random_head, random_spec, random_target
 
 EAGLE3 = DATA / "models" / "eagle3"
 TARGET = DATA / "models" / "target"
@@ -52,14 +52,9 @@ def grown(
 ) -> list[Node]:
     """The tree after the tokens known so far, plainly: the engine's beam positions own the keys they wrote, or with
     ``ancestors`` each node sees its own ancestors' keys, as the paper has it."""
-    spec, model = checkpoint.spec, target.model()
+    spec = checkpoint.spec
     assert checkpoint.to_target is not None
-    with torch.inference_mode():
-        found = model.model(torch.tensor([known]), output_hidden_states=True).hidden_states
-    chain = ExplicitChain(spec, checkpoint.tensors, checkpoint.tensors.get("embed_tokens.weight", model.embedding))
-    for s in range(len(known) - 1):
-        layers = [found[i][0, s] for i in spec.layers(model.layers)]
-        logits, hidden = chain.step(known[s + 1], chain.first(layers), s + spec.first_position)
+    chain, logits, hidden = fed(checkpoint, target, known)
     context = list(zip(chain.keys, chain.values, strict=True))
 
     def children(logits: torch.Tensor, hidden: torch.Tensor, parent: Node | None) -> list[Node]:
